@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: help setup demo vllm test test-all test-cluster check bench mutation images pictures lock audit clean
+.PHONY: help setup demo vllm test test-all test-cluster check bench mutation images pictures slos lock docs sbom release-check audit clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -82,8 +82,20 @@ images: setup ## build the images for a cluster into build/images; needs root, d
 pictures: setup ## take the pictures of the console in docs/pictures again
 	$(PY) -m tests.support.console.console_pictures
 
+slos: setup ## write the alerts and the dashboard of the objectives in deploy/observability/slos.yaml
+	$(PY) -m tools.slos
+
 lock: setup ## resolve the lock files with hashes; pinned versions that still fit stay
 	$(PY) -m tools.lock
+
+docs: setup ## build the documentation as a site into build/site; fails on dead links and pages outside the navigation
+	$(PY) -m mkdocs build --strict
+
+sbom: setup ## write bills of materials (CycloneDX) of both images into build/sbom
+	$(PY) -m tools.sbom
+
+release-check: setup ## run the checklist of a release: pass or fail for each item
+	$(PY) -m tools.release_check
 
 audit: setup ## report known vulnerabilities of the locked packages; exits with 3 when no advisory source answers
 	$(PY) -m tools.audit

@@ -19,6 +19,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from control_plane.adapters import adapter_signatures
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Export, exports
 from control_plane.jobs.tables import jobs
@@ -31,7 +32,9 @@ from control_plane.serving import rollout
 from control_plane.tenants.tables import tenants
 from ft_assets.adapters.exports import Format, Precision, checked, export_key
 from ft_assets.adapters.exports.archive import Built, Order
+from ft_assets.adapters.signatures.signed_folder import ENVELOPE
 from ft_assets.datasets.pass_progress import Progress
+from ft_assets.durable_files import sha256_of
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.layout import export_key as object_key
 from ft_assets.storable_text import printable
@@ -232,8 +235,10 @@ def _made(platform: Platform, row: Export, hold: _Hold) -> Mapping[str, Any]:
         )  # fmt: skip
         hold.check()
         made = from_json(Built, found)
+        adapter_signatures.add_to_archive(platform, record, row, made.archive, name=ENVELOPE)
         platform.objects.put_file(_object_key(row), made.archive)
-    return {"object_key": _object_key(row), "bytes": made.bytes, "sha256": made.sha256, "manifest": made.manifest}
+        size, sha256 = made.archive.stat().st_size, sha256_of(made.archive)
+    return {"object_key": _object_key(row), "bytes": size, "sha256": sha256, "manifest": made.manifest}
 
 
 def _give_up(platform: Platform, row: Export) -> None:

@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sqlalchemy as sa
+
+from control_plane.adapters import signing_keys
+from control_plane.adapters.tables import adapters
 from control_plane.datasets.tables import files
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
@@ -17,6 +21,7 @@ from control_plane.tenant_data.deletion import digest_of
 from ft_assets import layout
 from ft_assets.adapters.package import MANIFEST
 from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.signatures import dsse, statements
 from ft_assets.datasets.stored_rows import content_digest
 from ft_assets.errors import FtError, NotFound, QuotaExceeded, Unavailable
 from ft_assets.training.spec import canonical_json
@@ -79,8 +84,22 @@ def _adapter(platform: Platform, record: AdapterRecord, lineage: Mapping[str, An
     gone = record.stage == "archived" or lineage["deletion"] is not None
     key = f"{record.object_prefix}/{MANIFEST}"
     yield _stored(platform, "adapter manifest", key, record.manifest_sha256, gone=gone)
+    yield _signed(platform, record)
     for name, sha256 in sorted(lineage["files"]["files"].items()):
         yield _stored(platform, f"adapter file {name}", f"{record.object_prefix}/{name}", sha256, gone=gone)
+
+
+def _signed(platform: Platform, record: AdapterRecord) -> Link:
+    """Compare the manifest that the platform signed with the recorded one."""
+    with platform.engine.connect() as conn:
+        envelope = conn.execute(sa.select(adapters.c.signature).where(adapters.c.id == record.id)).scalar_one()
+    if envelope is None:
+        return Link(link="signature", recorded=None, found=None, holds=None, detail="not signed yet")
+    try:
+        found = statements.subjects(dsse.opened(envelope, signing_keys.trusted(platform.whole))).get(MANIFEST)
+    except (FtError, ValueError) as error:
+        return Link(link="signature", recorded=record.manifest_sha256, found=None, holds=False, detail=str(error))
+    return _link("signature", record.manifest_sha256, found)
 
 
 def _training(platform: Platform, record: AdapterRecord, lineage: Mapping[str, Any]) -> Iterator[Link]:

@@ -1,22 +1,26 @@
-"""``/v1/adapters``: get, trace, approve, promote, roll back, deprecate, and manifests. Ids may be model names, which may contain ``/``."""
+"""``/v1/adapters``: get, trace, approve, promote, roll back, deprecate, manifests, signatures. Ids may be model names, which may
+contain ``/``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 
-from control_plane.adapters import lineage, manifests, promotions, schemas
+from control_plane.adapters import adapter_signatures, lineage, manifests, promotions, schemas, signing_keys
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Adapter
 from control_plane.http import parameters
-from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
+from control_plane.http.authentication import Approver, PlatformDep, Reader, WholePlatform, Writer
 from control_plane.http.schemas import ListOf
 from control_plane.platform.pagination import Page
+from ft_assets.adapters.signatures.dsse import Envelope
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 manifests_router = APIRouter(prefix="/v1", tags=["manifests"])
+signing_keys_router = APIRouter(prefix="/.well-known", tags=["adapters"])
 
 
 @router.get("", summary="List adapters", response_model=ListOf[schemas.Adapter])
@@ -81,10 +85,22 @@ def trace(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterI
     return lineage.of_adapter(platform, tenant, adapter_id, verify=verify)
 
 
+@router.get("/{adapter_id:path}/signature", summary="Retrieve the signature of an adapter", response_model=schemas.Signature)
+def signature(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId) -> Envelope:
+    """Return the platform's signature over an adapter's manifest and files, made within a minute of its registration."""
+    return adapter_signatures.signature(platform, tenant, adapter_id)
+
+
 @router.get("/{adapter_id:path}", summary="Retrieve an adapter", response_model=schemas.Adapter)
 def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId) -> Adapter:
     """Return an adapter."""
     return adapters.get_adapter(platform, tenant, adapter_id)
+
+
+@signing_keys_router.get("/ft-signing-keys.json", summary="List the platform's public keys", response_model=schemas.SigningKeySet)
+def list_signing_keys(platform: WholePlatform) -> Mapping[str, Any]:
+    """Return the public keys that verify signatures of adapters and exports, as a JSON Web Key Set. Needs no API key."""
+    return signing_keys.published(platform)
 
 
 class Yaml(PlainTextResponse):

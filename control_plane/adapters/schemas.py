@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds, JsonObject
 from control_plane.jobs.schemas import JobError
 
@@ -123,6 +125,50 @@ class Approve(Decide):
 
     promote: bool = False
     """Whether to promote it to production immediately."""
+
+
+class SigningKey(ApiModel):
+    """A public key with which the platform signs, as a JSON Web Key (RFC 8037)."""
+
+    kty: Literal["OKP"] = "OKP"
+    """Key type, always `OKP`."""
+    crv: Literal["Ed25519"] = "Ed25519"
+    """Curve, always `Ed25519`."""
+    x: str
+    """The key, in base64url."""
+    kid: str
+    """Id of the key: its thumbprint by RFC 7638. Signatures name it as `keyid`."""
+    use: Literal["sig"] = "sig"
+    """Use, always `sig`."""
+    alg: Literal["EdDSA"] = "EdDSA"
+    """Algorithm, always `EdDSA`."""
+
+
+class SigningKeySet(ApiModel):
+    """The public keys that verify signatures of the platform."""
+
+    keys: list[SigningKey]
+    """The key that signs now, then those that it replaced, newest first. Revoked keys are left out."""
+
+
+class EnvelopeSignature(ApiModel):
+    """One signature of an envelope."""
+
+    keyid: str
+    """Id of the key that signed, which is the `kid` of a public key."""
+    sig: str
+    """The signature in base64, over the envelope's payload and its type."""
+
+
+class Signature(ApiModel):
+    """The signature of an adapter: a DSSE envelope with an in-toto statement about its manifest and files."""
+
+    payload_type: str = Field(alias="payloadType")
+    """Type of the payload, always `application/vnd.in-toto+json`."""
+    payload: str
+    """The statement in base64: the files with their SHA-256, and what they were made from (SLSA provenance)."""
+    signatures: list[EnvelopeSignature]
+    """Signatures over the payload; one."""
 
 
 class CreateExport(ApiBody):

@@ -40,11 +40,13 @@ adapters = sa.Table(
     sa.Column("approval", sa.Text, nullable=False, server_default="none"),  # none | pending | approved | rejected
     sa.Column("approved_by", sa.Text), timestamp("approved_at", nullable=True),  # id of the key that approved or rejected it
     sa.Column("approval_note", sa.Text),
+    sa.Column("signature", JSONB), sa.Column("signing_key_id", sa.Text, sa.ForeignKey("signing_keys.id")),  # of its manifest
     timestamp("created_at"), timestamp("promoted_at", nullable=True),
     timestamp("deprecated_at", nullable=True), timestamp("archived_at", nullable=True),  # archived: its files are deleted
     sa.ForeignKeyConstraint(["tenant_id", "dataset_id"], ["datasets.tenant_id", "datasets.id"]),
     sa.Index("ix_adapters_tenant_created", "tenant_id", "created_at", "id"),
     sa.Index("ix_adapters_pending", "tenant_id", "created_at", postgresql_where=sa.text("approval = 'pending'")),
+    sa.Index("ix_adapters_unsigned", "created_at", postgresql_where=sa.text("signing_key_id IS NULL AND stage <> 'archived'")),
     sa.Index("ix_adapters_deprecated", "deprecated_at", postgresql_where=sa.text("stage = 'deprecated'")),
 )  # fmt: skip
 """Checks and triggers of the migrations enforce the rest: complete records that never change, and legal moves between stages."""
@@ -63,6 +65,25 @@ class Adapter(AdapterRecord):
     """Why they differ."""
     served_on: tuple[str, ...] | None = None
     """URLs of servers seen to answer with it; None if not examined yet, or not queried."""
+
+
+signing_keys = sa.Table(
+    "signing_keys", metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # RFC 7638 thumbprint of the key
+    sa.Column("public_key", sa.Text, nullable=False),  # Ed25519, base64url
+    timestamp("created_at"),
+    timestamp("revoked_at", nullable=True),  # nothing that it signed is trusted
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SigningKey:
+    """A public key of the platform, whose private key signs adapters, or did."""
+
+    id: str
+    public_key: str
+    created_at: datetime
+    revoked_at: datetime | None
 
 
 adapter_stage_moves = sa.Table(

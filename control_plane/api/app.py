@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
+from importlib.metadata import version
 
 import httpx
 from fastapi import APIRouter, Depends, FastAPI
@@ -52,7 +53,6 @@ from control_plane.tenants import routes_audit as audit_log
 from control_plane.tenants import routes_keys as api_keys
 from control_plane.tracking import routes as integrations
 
-VERSION = "0.1.0"
 JOB_PATHS = ("/v1/fine_tuning/jobs", "/v1/fine-tuning/jobs", "/v1/jobs")
 """OpenAI's path and two common alternative spellings; the document shows the first."""
 
@@ -68,7 +68,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
 
     app = Described(
         title="ft-platform",
-        version=VERSION,
+        version=version("ft-platform"),
         summary="Fine-tune, evaluate and serve language models. Files, fine-tuning, models, webhooks and chat follow OpenAI's format.",
         lifespan=lifespan,
         routes=_routes(),
@@ -104,9 +104,10 @@ def _routes() -> Sequence[BaseRoute]:
         fine_tuning.router, checkpoint_permissions.router, graders.router, sweeps.router, routes_files.router, routes_uploads.router,
         datasets.datasets_router, datasets.suites_router, evaluations.suites_router, models.router, queue.router, quota.router,
         routes_recipes.router, routes_recipes.admin_router, routes_exports.router, adapters.manifests_router, evaluations.adapters_router,
-        adapters.router, completions.model_routes_router, completions.router, api_keys.router, routes_members.router, audit_log.router,
-        webhook_endpoints.router, integrations.router, routes_admin.router, admin_nodes.router, usage.router, invoices.router,
-        routes_budgets.router, routes_operators.router, deletions.router, routes_health.router, metrics.router, console.router,
+        adapters.signing_keys_router, adapters.router, completions.model_routes_router, completions.router, api_keys.router,
+        routes_members.router, audit_log.router, webhook_endpoints.router, integrations.router, routes_admin.router, admin_nodes.router,
+        usage.router, invoices.router, routes_budgets.router, routes_operators.router, deletions.router, routes_health.router,
+        metrics.router, console.router,
     ):  # fmt: skip
         whole.include_router(router)
     return whole.routes

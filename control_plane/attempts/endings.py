@@ -148,7 +148,7 @@ def move(conn: Connection, held: Claim, job: Job, ending: Ending, released: Rele
         return to(JobState.PAUSED, f"Paused {where}; resume {onward}.", **columns)
     if failure.retry is Retry.NEVER or again is None:
         error = {"code": failure.code, "message": f"{failure.message}. Next: {failure.remedy}", "param": None}
-        return to(JobState.FAILED, f"{error['message']}", error=error)
+        return to(JobState.FAILED, f"{error['message']}", error=error, more={"fault": str(failure.fault)})
     if released.preempted and failure.code == Outcome.PREEMPTED:
         reported = {"for_tier": released.for_tier, "lost_gpu_s": round(ending.again_s * held.num_gpus, 3)}
         why = failure.message.replace("to another job", released.to_whom)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import quote
 
@@ -24,7 +25,7 @@ from ft_assets.errors import (
     from_dict,
 )
 
-VERSION = "0.1.0"
+VERSION = version("ft-platform")
 TIMEOUT = httpx.Timeout(60.0, connect=5.0, write=300.0)
 GENERATION_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)

@@ -188,6 +188,9 @@ class Settings:
     secrets_key_file: Path = Path("secrets.key")
     """``FT_SECRETS_KEY_FILE``: keys that encrypt secrets in the database, one a line, the newest first (mode 0600). Every process of the
     control plane needs it. Default ``<home>/secrets.key``, made at the first use."""
+    signing_key_file: Path = Path("signing.key")
+    """``FT_SIGNING_KEY_FILE``: Ed25519 private key in PEM (mode 0600) with which the worker signs adapters and exports; no other process
+    needs it. Default ``<home>/signing.key``, made when the worker first starts."""
     internal_url: str = ""
     """``FT_INTERNAL_URL``: where workloads reach the API. Default ``http://<api_host>:<api_port>``."""
     public_url: str = ""
@@ -258,6 +261,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         "internal_url": here,
         "smtp_from": f"ft-platform@{urlsplit(public_url).hostname or 'localhost'}",
         "secrets_key_file": home / "secrets.key",
+        "signing_key_file": home / "signing.key",
     }
     return replace(made, **{name: value for name, value in derived.items() if name not in given})
 

@@ -54,7 +54,17 @@ LEFT_OUT: Mapping[str, str] = {
         "the platform's nodes and servers",
     ),
     **dict.fromkeys(
-        ("operator_keys", "node_drains", "node_health", "maintenance", "scheduler_state", "mirrors", "adapter_stage_moves", "recipes"),
+        (
+            "operator_keys",
+            "node_drains",
+            "node_health",
+            "maintenance",
+            "scheduler_state",
+            "mirrors",
+            "adapter_stage_moves",
+            "recipes",
+            "signing_keys",
+        ),
         "not about a tenant",
     ),
 }

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from control_plane.adapters import exports
+from control_plane.adapters import adapter_signatures, exports
 from control_plane.attempts.checkpoint_retention import retire_ended
 from control_plane.billing import budgets, storage_usage
 from control_plane.billing.invoices import service as invoices
@@ -110,5 +110,6 @@ RETENTION = Round(
         "exports expired": exports.expire,
     },
 )  # fmt: skip
+SIGNATURES = Round(name="signatures", cron="* * * * * */15", queue=QUICK, steps={"adapters signed": adapter_signatures.sign_due})
 TRACKING = Round(name="tracking", cron="* * * * * */15", queue=QUICK, steps={"jobs with metrics for W&B": wandb_runs.add_due})
-ROUNDS = (SWEEPS, QUOTAS, TRACKING, HARDWARE, METERING, CLEANUP, REGISTRY, RETENTION)
+ROUNDS = (SWEEPS, QUOTAS, TRACKING, HARDWARE, METERING, CLEANUP, REGISTRY, RETENTION, SIGNATURES)

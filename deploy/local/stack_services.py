@@ -169,10 +169,14 @@ def owner_env(settings: Settings) -> dict[str, str]:
 
 def child_env(settings: Settings) -> dict[str, str]:
     """Return the variables of every process of the stack, except those of the databases."""
-    key_file = settings.secrets_key_file
+    home = settings.home
+    key_files = {
+        "FT_SECRETS_KEY_FILE": (settings.secrets_key_file, "secrets.key"),
+        "FT_SIGNING_KEY_FILE": (settings.signing_key_file, "signing.key"),
+    }
     return {
         **QUIET,
-        "FT_HOME": str(settings.home),
+        "FT_HOME": str(home),
         "FT_OBJECT_STORE": settings.object_store,
         "FT_API_HOST": settings.api_host,
         "FT_API_PORT": str(settings.api_port),
@@ -183,7 +187,7 @@ def child_env(settings: Settings) -> dict[str, str]:
         "FT_BASE_MODELS": ":".join(str(p.absolute()) for p in settings.base_models),
         "DAGSTER_HOME": str(dagster_home(settings)),
         **({"FT_POOLS": str(settings.pools_file)} if settings.pools_file else {}),
-        **({"FT_SECRETS_KEY_FILE": str(key_file)} if key_file != settings.home / "secrets.key" else {}),
+        **{variable: str(file) for variable, (file, default) in key_files.items() if file != home / default},
     }
 
 

@@ -135,6 +135,15 @@ def manifest_files(manifest: bytes, *, sha256: str) -> dict[str, str]:
     actual = hashlib.sha256(manifest).hexdigest()
     if actual != sha256:
         raise IntegrityError(f"the manifest's sha256 is {actual}, the registry says {sha256}; restore the adapter's files from a backup")
+    return _listed(manifest)
+
+
+def listed_files(manifest: bytes) -> dict[str, str]:
+    """Returns name and sha256 of the manifest itself and of each file that it lists."""
+    return {MANIFEST: hashlib.sha256(manifest).hexdigest(), **_listed(manifest)}
+
+
+def _listed(manifest: bytes) -> dict[str, str]:
     return {str(name): str(entry["sha256"]) for name, entry in json.loads(manifest)["files"].items()}
 
 
@@ -149,6 +158,6 @@ def check_files(directory: Path, *, manifest_sha256: str) -> list[Refusal]:
 
 
 __all__ = [
-    "ALLOWED_FILES", "CONFIG", "MANIFEST", "MAX_RANK", "RANKS", "TENSOR", "WEIGHTS", "Package", "Refusal", "check_files",
+    "ALLOWED_FILES", "CONFIG", "MANIFEST", "MAX_RANK", "RANKS", "TENSOR", "WEIGHTS", "Package", "Refusal", "check_files", "listed_files",
     "manifest_files", "odd_files", "rank_of", "read", "scale_of", "unsafe_files", "verify", "write", "write_manifest",
 ]  # fmt: skip

@@ -26,6 +26,8 @@ import openai
 import sqlalchemy as sa
 import yaml
 from cryptography.fernet import Fernet
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from control_plane.capacity import configured_pools, kueue
 from resources.database import embedded
@@ -314,10 +316,15 @@ def _prepare(kubectl: Kubectl, services: Services) -> None:
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": enforced}},
         _secret("ft-database", {"FT_DATABASE_URL": f"{platform}/ft", "FT_DAGSTER_DATABASE_URL": f"{dagster}/dagster"}),
         _secret("ft-database-owner", {"FT_OWNER_DATABASE_URL": services.owner_url(services.address)}),
-        _secret("ft-keys", {"secrets.key": Fernet.generate_key().decode(), **tokens}),
+        _secret("ft-keys", {"secrets.key": Fernet.generate_key().decode(), "signing.key": _signing_key(), **tokens}),
         _secret("ft-s3", {"AWS_ACCESS_KEY_ID": "trial", "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}),
         {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "ft-models", "namespace": NAMESPACE}, "spec": claim},
     )
+
+
+def _signing_key() -> str:
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return Ed25519PrivateKey.generate().private_bytes(serialization.Encoding.PEM, *form).decode()
 
 
 def _label_nodes(kubectl: Kubectl, values: Manifest) -> None:

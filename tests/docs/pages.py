@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LIVE = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-OPERATIONS = tuple(sorted((ROOT / "docs/operations").glob("*.md")))
+OPERATIONS = tuple(sorted((ROOT / "docs/operations").rglob("*.md")))
 """Pages about a cluster, whose commands no stack of one machine can run."""
 PAGES = (*LIVE, *OPERATIONS)
 QUICKSTART = ROOT / "docs/quickstart.md"

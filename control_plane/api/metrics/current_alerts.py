@@ -143,5 +143,5 @@ def _alert(rule: Mapping[str, Any], labels: Labels, value: float) -> Alert:
     summary = IN_SUMMARY.sub(lambda m: named.get(m[1], "") if m[1] else WORDS[m[2]](value), rule["annotations"]["summary"])
     return Alert(
         name=rule["alert"], severity=rule["labels"]["severity"], summary=summary, pending=rule.get("for", ""),
-        runbook=rule["annotations"]["runbook"],
+        runbook=rule["annotations"]["runbook_url"],
     )  # fmt: skip

@@ -46,6 +46,8 @@ class _Families:
         yield from _of_queue(g.queue)
         yield from _of_pools(g.queue.pools)
         yield from _of_tenants(g.queue.tenants, g.totals)
+        doc = "Ended jobs by outcome; failed_by_platform has no other fault"
+        yield _counter("ft_jobs_ended", doc, ("tier", "outcome"), sorted(g.totals.outcomes.items()))
         yield from _of_rounds(g.queue)
         yield from _of_jobs(g.live)
         yield _counter("ft_checkpoints_committed", "Checkpoints committed", (), [((), g.checkpoints)])
@@ -67,6 +69,7 @@ def _of_queue(queue: QueueGauges) -> Iterator[Metric]:
     doc = "Jobs waiting for their first start longer than their tier promises"
     yield _gauge("ft_sla_waiting", doc, ("tier",), _by_one(queue.promised_waiting))
     yield _counter("ft_sla_missed", "Jobs that started later than their tier promises", ("tier",), _by_one(queue.promised_late))
+    yield _counter("ft_sla_starts", "Jobs that started in a tier that promises a start", ("tier",), _by_one(queue.promised_starts))
 
 
 def _of_pools(pools: Mapping[str, PoolGauges]) -> Iterator[Metric]:

@@ -22,17 +22,21 @@ from control_plane.datasets.tables import uploads
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.notifications.tables import deliveries, outbox
 from control_plane.platform.context import Platform
-from control_plane.platform.job_states import FINAL, HOLDING_GPUS
+from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState
 from control_plane.queue.status import metrics
 from control_plane.queue.status.metrics import QueueGauges
 from control_plane.quotas.tables import quota_holds
 from control_plane.tenant_data.tables import deletion_requests
+from control_plane.tenants.rules import TIERS
+from ft_assets.errors import Fault
 
 MAX_AGE_S = 10.0
 """Scrapes usually come every 15 s or less often; more frequent ones get cached values."""
 LEDGER_EVERY_S = 300.0
 """Interval of the sums over the whole ledger and all ended jobs: half a second for 5M postings, and an imbalance persists anyway."""
 CHANNELS = ("webhook", "email")
+BY_PLATFORM = "failed_by_platform"
+"""Outcome of a failed job whose failure is the platform's fault, which is not billed; ambiguous faults are not among them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +78,8 @@ class Totals:
     """Sum of all postings, in micro-dollars; zero if the ledger balances."""
     ended: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Ended jobs by tenant and state."""
+    outcomes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Ended jobs by tier and outcome: a final state, or ``failed_by_platform``; every pair, also with 0."""
     billed: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     """GPU-seconds and micro-dollars of each tenant's bills, less refunds."""
 
@@ -139,8 +145,21 @@ def totals(platform: Platform) -> Totals:
         return Totals(
             ledger_imbalance=int(_sum(conn, ledger_postings.c.amount_micros)),
             ended={(tenant, state): n for tenant, state, n in conn.execute(ended).all()},
+            outcomes=_outcomes(conn),
             billed={tenant: (float(seconds), int(micros)) for tenant, seconds, micros in billed},
         )
+
+
+def _outcomes(conn: Connection) -> dict[tuple[str, str], int]:
+    """Count ended jobs; the last event of a failed job names the fault."""
+    final = jobs.c.state.in_([s.value for s in FINAL])
+    by_platform = sa.exists().where(
+        job_events.c.job_id == jobs.c.id, job_events.c.level == "error", job_events.c.data["fault"].astext == Fault.PLATFORM
+    )
+    outcome = sa.case((sa.and_(jobs.c.state == JobState.FAILED, by_platform), BY_PLATFORM), else_=jobs.c.state).label("outcome")
+    found = conn.execute(sa.select(jobs.c.tier, outcome, sa.func.count()).where(final).group_by(jobs.c.tier, "outcome")).all()
+    every = {(tier, outcome): 0 for tier in TIERS for outcome in (*(s.value for s in FINAL), BY_PLATFORM)}
+    return every | {(tier, ended): number for tier, ended, number in found}
 
 
 def read(platform: Platform, *, totals: Totals = NO_TOTALS) -> Gauges:

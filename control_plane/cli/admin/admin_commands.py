@@ -18,6 +18,7 @@ from control_plane.cli.admin import (
     plan_commands,
     recipe_admin_commands,
     refund_commands,
+    signing_key_commands,
     tenant_commands,
     whole_queue_commands,
 )
@@ -46,6 +47,7 @@ def register(app: typer.Typer) -> None:
     add_group(admin, "suites", suites, help="Evaluation suites that every tenant's datasets are checked against.")
     base_model_commands.register(admin)
     recipe_admin_commands.register(admin)
+    signing_key_commands.register(admin)
     node_commands.register(admin)
     maintenance_commands.register(admin)
     cluster_commands.register(admin)

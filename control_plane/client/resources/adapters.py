@@ -52,6 +52,10 @@ class Adapters(Resource):
         path, params = at("/v1/adapters/{adapter_id}/lineage", adapter_id), given(verify=verify or None)
         return self._api.call("GET", path, params=params, timeout=GENERATION_TIMEOUT)
 
+    def signature(self, adapter_id: str) -> Record:
+        """Returns the signature over an adapter's manifest and files, a DSSE envelope."""
+        return self._api.call("GET", at("/v1/adapters/{adapter_id}/signature", adapter_id))
+
     def manifest(self, adapter_id: str) -> str:
         """Returns the YAML of a whole model's own server on a cluster."""
         return (self._api.content(at("/v1/adapters/{adapter_id}/server", adapter_id))).decode()

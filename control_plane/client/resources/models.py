@@ -39,6 +39,10 @@ class Models(Resource):
         strategies."""
         return self._api.pages(at("/v1/fine_tuning/model_limits"), given(model=model))
 
+    def signing_keys(self) -> Record:
+        """Returns the platform's public keys as a JSON Web Key Set; they verify exports and the signatures of adapters."""
+        return self._api.call("GET", "/.well-known/ft-signing-keys.json")
+
     def lineage(self, model: str, *, verify: bool = False) -> Record:
         """Returns the origin of a model, by any of its names; `verify` reads the stored bytes again."""
         path, params = at("/v1/models/{model}/lineage", model), given(verify=verify or None)

@@ -74,6 +74,8 @@ class QueueGauges:
     """Jobs by tier that have waited for their first start longer than the tier promises, and could start if GPUs were free."""
     promised_late: Mapping[str, int]
     """Jobs by tier that started later than promised, since the beginning."""
+    promised_starts: Mapping[str, int]
+    """Jobs by tier that started under a promise, late or not, since the beginning."""
     tenants: Mapping[str, TenantGauges]
     pools: Mapping[str, PoolGauges]
     lost_gpu_s: float
@@ -98,6 +100,7 @@ def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
         waits_s=_waits(conn, jobs.c.tier, now - WAITS_OVER),
         promised_waiting=missed_starts.num_waiting(conn, now),
         promised_late=missed_starts.num_late(conn),
+        promised_starts=missed_starts.num_started(conn),
         tenants=_tenants(conn, now),
         pools=_pools(conn, platform, now),
         lost_gpu_s=float(

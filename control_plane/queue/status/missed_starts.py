@@ -52,6 +52,11 @@ def num_late(conn: Connection) -> dict[str, int]:
     return _counted(conn, _late)
 
 
+def num_started(conn: Connection) -> dict[str, int]:
+    """Count by tier the jobs that ever started under a promise; the index of first starts finds them."""
+    return _counted(conn, lambda _within: sa.literal_column(DELAY, sa.Interval).is_not(None))
+
+
 def recent(conn: Connection, now: datetime, *, within: timedelta, limit: int) -> list[MissedStart]:
     """Return the jobs that wait longer than promised, the longest first, then those that started late `within` this time."""
     j = jobs.c
@@ -73,6 +78,6 @@ def _late(within: timedelta) -> sa.ColumnElement[bool]:
 
 
 def _counted(conn: Connection, late: Late) -> dict[str, int]:
-    """Count the late jobs of each tier that promises a start."""
+    """Count such jobs of each tier that promises a start."""
     count = sa.select(sa.func.count()).select_from(jobs)
     return {t: conn.execute(count.where(jobs.c.tier == t, late(within))).scalar_one() for t, within in PROMISED.items()}

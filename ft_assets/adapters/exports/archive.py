@@ -41,8 +41,6 @@ class Order:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
     archive: Path
-    bytes: int
-    sha256: str
     manifest: Mapping[str, Any]
 
 
@@ -62,8 +60,7 @@ def build(order: Order, scratch: Path, *, say: Say = lambda _: None) -> Built:
     }  # fmt: skip
     (out / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding="utf-8")
     say("packing")
-    archive = pack(out, scratch / "export.tar")
-    return Built(archive=archive, bytes=archive.stat().st_size, sha256=sha256_of(archive), manifest=manifest)
+    return Built(archive=pack(out, scratch / "export.tar"), manifest=manifest)
 
 
 def pack(directory: Path, archive: Path) -> Path:

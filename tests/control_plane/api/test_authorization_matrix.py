@@ -35,7 +35,9 @@ JOB, ADAPTER, HOOK = "/v1/fine_tuning/jobs/{job_id}", "/v1/adapters/{adapter_id:
 TENANT, EXPORT, EVALUATION = "/v1/admin/tenants/{tenant}", f"{ADAPTER}/exports/{{export_id}}", f"{ADAPTER}/evaluations/{{evaluation_id}}"
 PERMISSIONS = "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions"
 NEEDED: Mapping[str, str] = {
-    "nobody": "GET /, GET /docs, GET /favicon.ico, GET /livez, GET /healthz, GET /readyz, GET /openapi.json",
+    "nobody": """
+        GET /, GET /docs, GET /favicon.ico, GET /livez, GET /healthz, GET /readyz, GET /openapi.json,
+        GET /.well-known/ft-signing-keys.json""",
     "scraper": "GET /metrics",
     "agent": """
         POST /internal/attempt/heartbeat, POST /internal/attempt/restored, POST /internal/attempt/checkpoints,
@@ -54,7 +56,8 @@ NEEDED: Mapping[str, str] = {
         GET /v1/suites, GET /v1/capability_suites, GET /v1/recipes, GET /v1/recipes/{{name}}, GET /v1/quota,
         GET /v1/queue,
         GET /v1/models, GET /v1/models/{{model:path}}, GET /v1/models/{{model:path}}/lineage,
-        GET /v1/adapters, GET {ADAPTER}, GET {ADAPTER}/lineage, GET {ADAPTER}/server, GET {ADAPTER}/exports, GET {EXPORT},
+        GET /v1/adapters, GET {ADAPTER}, GET {ADAPTER}/lineage, GET {ADAPTER}/signature, GET {ADAPTER}/server,
+        GET {ADAPTER}/exports, GET {EXPORT},
         GET {EXPORT}/content, GET {ADAPTER}/evaluations, GET {EVALUATION}, GET {EVALUATION}/report, GET {EVALUATION}/samples,
         GET /v1/model_routes, GET /v1/model_routes/{{name}}, GET /v1/model_routes/{{name}}/rewrite,
         POST /v1/chat/completions, POST /v1/completions, GET /v1/me,

@@ -16,7 +16,7 @@ TABLE = re.compile(r"(?<=\n## Routes\n\n).*", re.DOTALL)
 WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
 FILLERS = {"a", "an", "the", "of", "its", "this", "for", "is"}
 JOBS, OTHERS = "/v1/fine_tuning/jobs", ("/v1/fine-tuning/jobs", "/v1/jobs")
-HEALTH = ("/livez", "/healthz", "/readyz", "/metrics")
+HEALTH = ("/livez", "/healthz", "/readyz", "/metrics", "/.well-known/ft-signing-keys.json")
 
 
 @pytest.fixture(scope="module")

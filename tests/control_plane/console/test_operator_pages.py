@@ -122,7 +122,7 @@ def test_the_overview_says_which_alerts_hold_and_which_starts_were_missed(world:
     page = operator.get("/console/operator")
     assert "FtPremiumWaits" in page
     assert "1 premium jobs wait for longer than the 5 minutes" in page
-    assert "docs/operations/alerts.md#ftpremiumwaits" in page
+    assert "docs/operations/runbook/FtPremiumWaits.md" in page
     assert "FtApiSlow" in page.partition("rules need Prometheus")[2]
     missed = page.partition('id="missed"')[2].partition("</section>")[0]
     assert missed.count("<tr><td") == 2, "one waits, one started late"

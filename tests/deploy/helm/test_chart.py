@@ -221,7 +221,15 @@ def test_services_select_the_pods_of_one_component() -> None:
 def test_prometheus_scrapes_the_api_under_the_name_that_alerts_select() -> None:
     (monitor,) = of_kind(EVERYTHING, "ServiceMonitor").values()
     (rule,) = of_kind(EVERYTHING, "PrometheusRule").values()
-    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/observability/alerts.yaml").read_text())
+    groups = [
+        g for name in ("alerts", "slo-rules") for g in yaml.safe_load((ROOT / f"deploy/observability/{name}.yaml").read_text())["groups"]
+    ]
+    urls = [
+        r["annotations"].pop("runbook_url") for spec in (groups, rule["spec"]["groups"]) for g in spec for r in g["rules"] if "alert" in r
+    ]
+    assert rule["spec"]["groups"] == groups
+    path, shown = urls[0], urls[len(urls) // 2]
+    assert path.startswith("docs/operations/runbook/") and shown == f"https://docs.example/ft/{path[len('docs/') : -len('.md')]}/"
     selected = [
         s
         for s in of_kind(EVERYTHING, "Service").values()

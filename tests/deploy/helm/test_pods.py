@@ -157,6 +157,9 @@ def test_the_key_file_reaches_the_platform_with_the_mode_that_it_requires(name: 
             assert in_memory["medium"] == "Memory"
             assert {"name": "FT_SECRETS_KEY_FILE", "value": "/run/ft/secrets.key"} in pod.main["env"]
             assert {"name": "key", "mountPath": "/run/ft", "readOnly": True} in pod.main["volumeMounts"]
+        signs = "install -m 600 /run/secrets/ft-signing/signing.key /run/ft/signing.key" in str(pod.spec.get("initContainers"))
+        reads = {"name": "FT_SIGNING_KEY_FILE", "value": "/run/ft/signing.key"} in pod.main.get("env", [])
+        assert signs == reads == (pod.component == "worker"), "no other process can sign"
 
 
 def secret_names(name: str) -> dict[str, set[str]]:

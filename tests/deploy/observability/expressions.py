@@ -13,6 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 ALERTS, ALERTS_TEST = ROOT / "deploy/observability/alerts.yaml", Path(__file__).with_name("alerts_test.yaml")
+SLO_RULES = ROOT / "deploy/observability/slo-rules.yaml"
 DASHBOARDS = {path.stem: path for path in sorted((ROOT / "deploy/observability/dashboards").glob("*.json"))}
 SCRAPED = frozenset({"job", "instance", "le"})
 """Labels that Prometheus adds itself."""
@@ -35,13 +36,20 @@ OF_OTHERS = {
     "kube_node_spec_unschedulable": frozenset({"node"}),
 }
 """Metrics that the platform does not export, with the labels in use."""
+RECORDED = {"slo:events": frozenset({"slo", "window"}), "slo:burn_rate": frozenset({"slo", "window"})}
+"""Series that the rules of objectives record."""
 WORDS = {"sum", "max", "min", "avg", "by", "on", "and", "or", "rate", "delta", "increase", "abs", "topk", "vector", "offset", "without"} | {
     "histogram_quantile", "clamp_min", "ignoring", "unless", "absent", "label_replace",
 }  # fmt: skip
 
 
-def rules() -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+def rules(file: Path = ALERTS) -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    """Return the alerts of both files."""
+    return [rule for file in (ALERTS, SLO_RULES) for rule in rules(file) if "alert" in rule]
 
 
 @cache
@@ -62,13 +70,13 @@ def targets() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[str]:
-    return [rule["expr"] for rule in rules()] + [target["expr"] for target in targets()]
+    return [rule["expr"] for file in (ALERTS, SLO_RULES) for rule in rules(file)] + [target["expr"] for target in targets()]
 
 
 def names_in(expression: str) -> set[str]:
     """Names of metrics: identifiers that are no function, no keyword and no label."""
     bare = re.sub(r"\b(by|on|without|ignoring)\s*\([^)]*\)", "", re.sub(r"\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"", "", expression))
-    return {n for n in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", bare) if n not in WORDS and not re.fullmatch(r"[smhd]", n)}
+    return {n for n in re.findall(r"[A-Za-z_][A-Za-z0-9_:]*", bare) if n not in WORDS and not re.fullmatch(r"[smhd]", n)}
 
 
 def labels_in(expression: str) -> set[str]:

@@ -13,10 +13,11 @@ from control_plane.api.metrics import exposition
 from control_plane.api.metrics.gauges import RecentGauges
 from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.platform.context import Platform
-from tests.deploy.observability.expressions import ALERTS, ALERTS_TEST, ROOT, promtool, rules
+from tests.deploy.observability.expressions import ALERTS, ALERTS_TEST, ROOT, alerts, promtool, rules
 from tests.docs.pages import OPERATIONS
 
-PAGE = ROOT / "docs/operations/alerts.md"
+PAGES = ROOT / "docs/operations/runbook"
+LIST = ROOT / "docs/operations/alerts.md"
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is missing: apt-get install --no-install-recommends prometheus"
 )
@@ -40,17 +41,19 @@ def test_each_rule_is_tried_with_series_that_fire_it_and_series_that_do_not() ->
     assert {case["alertname"] for case in cases if not case["exp_alerts"]} == names
 
 
-def test_each_rule_says_how_bad_it_is_and_leads_to_its_section() -> None:
-    sections = re.split(r"^### ", PAGE.read_text(), flags=re.MULTILINE)[1:]
-    bodies = {name: body for name, _, body in (section.partition("\n") for section in sections)}
-    assert len(bodies) == len(sections)
-    assert sorted(bodies) == sorted(rule["alert"] for rule in rules()), "docs/operations/alerts.md has a section for each alert"
-    for rule in rules():
-        severity = rule["labels"]["severity"]
+def test_each_alert_says_how_bad_it_is_and_leads_to_its_page() -> None:
+    pages = {path.stem: path.read_text() for path in PAGES.glob("*.md")}
+    assert sorted(pages) == sorted(alert["alert"] for alert in alerts()), "docs/operations/runbook has a page for each alert, and no other"
+    for alert in alerts():
+        name, severity = alert["alert"], alert["labels"]["severity"]
         assert severity in ("page", "ticket", "info")
-        assert bodies[rule["alert"]].startswith(f"**{severity}.** "), rule["alert"]
-        assert rule["annotations"]["summary"]
-        assert rule["annotations"]["runbook"] == f"docs/operations/alerts.md#{rule['alert'].lower()}"
+        assert alert["annotations"]["summary"]
+        assert alert["annotations"]["runbook_url"] == f"docs/operations/runbook/{name}.md"
+        title, shown, *sections = re.split(r"\n\n(?=## |Severity: )", pages[name])
+        assert title == f"# {name}" and shown == f"Severity: **{severity}**"
+        assert [section.partition("\n\n")[0] for section in sections] == ["## What it means", "## How to confirm", "## What to do"], name
+        assert all(section.partition("\n\n")[2].strip() for section in sections), name
+        assert f"| [{name}](runbook/{name}.md) | {severity} |" in LIST.read_text()
 
 
 def test_the_queries_of_the_pages_run(fresh_platform: Platform) -> None:

@@ -12,6 +12,7 @@ import yaml
 from tests.deploy.observability.expressions import (
     DASHBOARDS,
     OF_OTHERS,
+    RECORDED,
     SCRAPED,
     dashboard,
     expressions,
@@ -30,12 +31,12 @@ LEGEND = re.compile(r"\{\{(\w+)\}\}")
 def test_rules_and_dashboards_ask_for_metrics_that_are_emitted(emitted: Emitted) -> None:
     asked = {name for expression in expressions() for name in names_in(expression)}
     assert len(asked & set(emitted)) > 60, "the expressions were read"
-    assert asked - set(emitted) == set(OF_OTHERS)
+    assert asked - set(emitted) == {*OF_OTHERS, *RECORDED}
 
 
 def test_rules_and_dashboards_use_labels_that_their_metrics_have(emitted: Emitted) -> None:
     def known(expression: str) -> set[str]:
-        return SCRAPED | {label for name in names_in(expression) for label in {**emitted, **OF_OTHERS}.get(name, ())}
+        return SCRAPED | {label for name in names_in(expression) for label in {**emitted, **OF_OTHERS, **RECORDED}.get(name, ())}
 
     for expression in expressions():
         made = set(re.findall(r'label_replace\(.*?\), "(\w+)"', expression))
@@ -89,8 +90,8 @@ def test_panels_show_what_their_titles_say(tmp_path: Path) -> None:
 
 
 def test_dashboards_have_names_of_their_own() -> None:
-    assert set(DASHBOARDS) == {"platform", "tenants", "gpus"}
-    assert len({dashboard(name)["uid"] for name in DASHBOARDS}) == len({dashboard(name)["title"] for name in DASHBOARDS}) == 3
+    assert set(DASHBOARDS) == {"platform", "tenants", "gpus", "slos"}
+    assert len({dashboard(name)["uid"] for name in DASHBOARDS}) == len({dashboard(name)["title"] for name in DASHBOARDS}) == 4
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

@@ -1,4 +1,4 @@
-"""``ft models``, ``adapters`` (lists them when called on its own), ``promote``, ``rollback``."""
+"""``ft models`` and ``adapters`` (each lists them when called on its own), ``promote``, ``rollback``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from control_plane.cli.output import Json, ago, percent
 from control_plane.cli.record_views import add_commands, add_group, listing, show, since
 from control_plane.cli.tenant.jobs.evaluation_commands import tell
-from control_plane.cli.tenant.models import registry_commands
+from control_plane.cli.tenant.models import registry_commands, signature_commands
 from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import InvalidRequest
 
@@ -24,11 +24,13 @@ AdapterId = Annotated[str, typer.Argument(metavar="ID", help="Adapter id or mode
 
 
 def register(app: typer.Typer) -> None:
-    add_commands(app, "Models", models, promote, rollback)
+    of_models = {"list": models, "keys": signature_commands.keys, "verify": signature_commands.verify}
+    add_group(app, "models", of_models, help="List models; verify downloaded files by the platform's signature.", panel="Models")
+    add_commands(app, "Models", promote, rollback)
     group = add_group(
         app,
         "adapters",
-        {"list": adapters, "evaluate": evaluate, "evaluations": evaluations},
+        {"list": adapters, "evaluate": evaluate, "evaluations": evaluations, "signature": signature_commands.signature},
         help="List adapters; trace, approve or re-evaluate them.",
         panel="Models",
     )

@@ -11,6 +11,7 @@ api:
 worker:
   command: [python, -m, control_plane.worker]
   keys: true
+  signing: true
   more: true
   surge: true
   token: true

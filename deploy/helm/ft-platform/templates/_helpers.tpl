@@ -135,17 +135,20 @@ nodeAffinity:
 {{- end }}
 {{- end }}
 
-{{- /* (dict "root" $ "image" "..." "keys" true): copies the compiled kernels, and the key file with the mode that the platform requires. */}}
+{{- /* (dict "root" $ "image" "..." "keys" true "signing" true): copies the compiled kernels, and the key files with the mode that the platform requires. */}}
 {{- define "ft.initContainer" -}}
 name: prepare
 image: {{ .image }}
 command: [sh, -ec]
-args: ['cp -r /opt/kernels /var/lib/ft/kernels{{ if .keys }}; install -m 600 /run/secrets/ft/secrets.key /run/ft/secrets.key{{ end }}']
+args: ['cp -r /opt/kernels /var/lib/ft/kernels{{ if .keys }}; install -m 600 /run/secrets/ft/secrets.key /run/ft/secrets.key{{ end }}{{ if .signing }}; install -m 600 /run/secrets/ft-signing/signing.key /run/ft/signing.key{{ end }}']
 volumeMounts:
   - {name: home, mountPath: /var/lib/ft}
   {{- if .keys }}
   - {name: keys, mountPath: /run/secrets/ft, readOnly: true}
   - {name: key, mountPath: /run/ft}
+  {{- end }}
+  {{- if .signing }}
+  - {name: signing, mountPath: /run/secrets/ft-signing, readOnly: true}
   {{- end }}
 resources: {requests: {cpu: 50m, memory: 32Mi}, limits: {memory: 64Mi}}
 securityContext: {{- include "ft.containerSecurity" .root | nindent 2 }}

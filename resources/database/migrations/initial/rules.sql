@@ -92,7 +92,8 @@ CREATE TRIGGER adapters_enter BEFORE INSERT ON adapters FOR EACH ROW EXECUTE FUN
 CREATE TRIGGER adapters_kept BEFORE DELETE ON adapters FOR EACH ROW EXECUTE FUNCTION ft_refuse('adapters_kept');
 CREATE TRIGGER adapters_not_truncated BEFORE TRUNCATE ON adapters EXECUTE FUNCTION ft_refuse('adapters_not_truncated');
 CREATE TRIGGER adapters_record_frozen BEFORE UPDATE ON adapters FOR EACH ROW EXECUTE FUNCTION ft_frozen(
-    'stage', 'promoted_at', 'deprecated_at', 'archived_at', 'approval', 'approved_by', 'approved_at', 'approval_note');
+    'stage', 'promoted_at', 'deprecated_at', 'archived_at', 'approval', 'approved_by', 'approved_at', 'approval_note',
+    'signature', 'signing_key_id');
 CREATE TRIGGER adapters_stage_moves BEFORE UPDATE ON adapters FOR EACH ROW
     WHEN (OLD.stage <> NEW.stage OR OLD.approval <> NEW.approval)
     EXECUTE FUNCTION ft_adapter_moves();
@@ -278,6 +279,8 @@ CREATE TRIGGER recipes_audited AFTER INSERT OR UPDATE OR DELETE ON recipes FOR E
     EXECUTE FUNCTION ft_audit('recipe', 'name', 'version', 'retired_at');
 CREATE TRIGGER refund_cases_audited AFTER INSERT OR UPDATE OR DELETE ON refund_cases FOR EACH ROW
     EXECUTE FUNCTION ft_audit('refund_case', 'id', 'amount_micros', 'state', 'decided_by', 'note');
+CREATE TRIGGER signing_keys_audited AFTER INSERT OR UPDATE OR DELETE ON signing_keys FOR EACH ROW
+    EXECUTE FUNCTION ft_audit('signing_key', 'id', 'public_key', 'revoked_at');
 CREATE TRIGGER sweeps_audited AFTER INSERT OR UPDATE OR DELETE ON sweeps FOR EACH ROW
     EXECUTE FUNCTION ft_audit('sweep', 'id', 'cancelled_at');
 CREATE TRIGGER tenants_audited AFTER INSERT OR UPDATE OR DELETE ON tenants FOR EACH ROW

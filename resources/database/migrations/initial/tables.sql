@@ -101,6 +101,14 @@ CREATE TABLE scheduler_state (
     CONSTRAINT pk_scheduler_state PRIMARY KEY (id)
 );
 
+CREATE TABLE signing_keys (
+    id text NOT NULL,
+    public_key text NOT NULL,
+    created_at timestamptz NOT NULL,
+    revoked_at timestamptz,
+    CONSTRAINT pk_signing_keys PRIMARY KEY (id)
+);
+
 CREATE TABLE tenants (
     id text NOT NULL,
     name text NOT NULL,
@@ -883,6 +891,8 @@ CREATE TABLE adapters (
     archived_at timestamptz,
     approval_note text,
     dataset_ids jsonb NOT NULL DEFAULT '[]',
+    signature jsonb,
+    signing_key_id text,
     CONSTRAINT pk_adapters PRIMARY KEY (id),
     CONSTRAINT uq_adapters_job_id UNIQUE (job_id),
     CONSTRAINT uq_adapters_name UNIQUE (name),
@@ -915,12 +925,14 @@ CREATE TABLE adapters (
     CONSTRAINT fk_adapters_job_id FOREIGN KEY (job_id) REFERENCES jobs(id),
     CONSTRAINT fk_adapters_parent_adapter_id FOREIGN KEY (parent_adapter_id) REFERENCES adapters(id),
     CONSTRAINT fk_adapters_parent_checkpoint_id FOREIGN KEY (parent_checkpoint_id) REFERENCES checkpoints(id),
+    CONSTRAINT fk_adapters_signing_key_id FOREIGN KEY (signing_key_id) REFERENCES signing_keys(id),
     CONSTRAINT fk_adapters_tenant_id FOREIGN KEY (tenant_id) REFERENCES tenants(id),
     CONSTRAINT fk_adapters_tenant_id_dataset_id FOREIGN KEY (tenant_id, dataset_id) REFERENCES datasets(tenant_id, id)
 );
 CREATE INDEX ix_adapters_deprecated ON adapters (deprecated_at) WHERE (stage = 'deprecated');
 CREATE INDEX ix_adapters_pending ON adapters (tenant_id, created_at) WHERE (approval = 'pending');
 CREATE INDEX ix_adapters_tenant_created ON adapters (tenant_id, created_at, id);
+CREATE INDEX ix_adapters_unsigned ON adapters (created_at) WHERE (signing_key_id IS NULL AND stage <> 'archived');
 
 CREATE TABLE checkpoint_permissions (
     id text NOT NULL,

@@ -4,7 +4,7 @@ Calls of the API run as the role ``ft_tenant`` with ``ft.tenant`` set for the tr
 it forgot to say. The platform's processes and its operators connect as two other roles. None of the three is a superuser, owns a table or
 bypasses row security, so ``RESET ROLE`` and ``SET ROLE`` lead nowhere; only the owner, who migrates, can do more.
 
-Revision ID: initial_16
+Revision ID: initial_17
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from alembic import op
 from procrastinate.schema import SchemaManager
 
-revision = "initial_16"
+revision = "initial_17"
 down_revision = None
 
 FILES = Path(__file__).parent.parent / "initial"
@@ -44,8 +44,8 @@ READ_ONLY = {"alembic_version", "adapter_stage_moves"}
 """Read by triggers and by whoever asks for the schema's revision."""
 OF_OPERATORS = {"recipes"}
 """Written by operators, read by every call of a tenant."""
-ADD_ONLY = {"ledger_entries", "ledger_postings", "invoices", "invoice_entries", "meter_events"}
-"""Also to the platform: an entry is corrected by another entry."""
+ADD_ONLY = {"ledger_entries", "ledger_postings", "invoices", "invoice_entries", "meter_events", "signing_keys"}
+"""Also to the platform: an entry is corrected by another entry, and only operators revoke a signing key."""
 PLATFORM_COLUMNS = {
     # triggers add its lines; a deletion of data takes out what they quote, and the worker gives them their place in the chain
     "audit_log": "redacted_at changes ip user_agent salt position previous_sha256 content_sha256 sha256",
@@ -232,6 +232,7 @@ def _allow_platform() -> None:
         op.execute(f"GRANT UPDATE ({_list(columns)}) ON {table} TO {PLATFORM}")
     for table in sorted(OF_OPERATORS | {"operator_keys"}):
         op.execute(f"GRANT INSERT, UPDATE, DELETE ON {table} TO {OPERATOR}")
+    op.execute(f"GRANT UPDATE (revoked_at) ON signing_keys TO {OPERATOR}")
     op.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {PLATFORM}")
 
 

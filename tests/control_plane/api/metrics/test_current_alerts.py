@@ -57,7 +57,7 @@ def test_an_alert_has_its_severity_and_its_words_the_most_urgent_first(tmp_path:
     registry = CollectorRegistry()
     Gauge("ft_ages_seconds", "d", ("pool",), registry=registry).labels("a").set(7200)
     Counter("ft_missed", "d", registry=registry).inc(3)
-    rule = {"annotations": {"summary": "{{ $labels.pool }} waits for {{ $value | humanizeDuration }}", "runbook": "docs/a.md#a"}}
+    rule = {"annotations": {"summary": "{{ $labels.pool }} waits for {{ $value | humanizeDuration }}", "runbook_url": "docs/a.md#a"}}
     rules = [
         {**rule, "alert": "Old", "expr": "max by (pool) (ft_ages_seconds) > 60", "for": "5m", "labels": {"severity": "ticket"}},
         {**rule, "alert": "Missed", "expr": "max(ft_missed_total) > 2", "labels": {"severity": "page"}},

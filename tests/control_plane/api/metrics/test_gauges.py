@@ -12,12 +12,15 @@ import sqlalchemy as sa
 from control_plane.api.metrics import gauges
 from control_plane.billing import ledger
 from control_plane.billing.rules import Entry
-from control_plane.datasets.tables import uploads
+from control_plane.datasets.tables import files, uploads
+from control_plane.jobs.tables import jobs
+from control_plane.jobs.transitions import fail
 from control_plane.notifications import outbox
 from control_plane.notifications.tables import deliveries
 from control_plane.notifications.tables import outbox as outbox_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
+from ft_assets.errors import InvalidRequest, NotAdmitted, Unavailable
 
 ONE_MINUTE = timedelta(minutes=1)
 
@@ -93,3 +96,22 @@ def test_a_tenants_totals_are_its_bills_less_refunds(fresh_platform: Platform, o
             ledger.post(conn, owner, entry, now=now)
     found = gauges.totals(fresh_platform)
     assert (found.billed[owner], found.ledger_imbalance) == ((50.0, 505), 0)
+
+
+def test_jobs_that_the_platform_failed_are_told_from_those_that_failed_by_themselves(fresh_platform: Platform, owner: str) -> None:
+    now = fresh_platform.clock()
+    file = {"id": "file-1", "tenant_id": owner, "filename": "f", "purpose": "fine-tune", "bytes": 1, "sha256": "x", "object_key": "k"}
+    job = {
+        "tenant_id": owner, "state": "queued", "tier": "free", "model": "tiny-base", "method": "sft", "base_digest": "d",
+        "training_file": "file-1", "seed": 0, "request": {}, "request_sha256": "r", "hyperparameters": {}, "created_at": now,
+    }  # fmt: skip
+    ends = {"by-us": Unavailable("the store did not respond"), "by-data": InvalidRequest("no rows"), "unclear": NotAdmitted("no place")}
+    with fresh_platform.engine.begin() as conn:
+        conn.execute(sa.insert(files).values(**file, status="processed", created_at=now))
+        conn.execute(sa.insert(jobs).values([{**job, "id": id_} for id_ in (*ends, "waits")]))
+    for id_, error in ends.items():
+        fail(fresh_platform, owner, id_, error)
+    found = gauges.totals(fresh_platform).outcomes
+    assert (found["free", "failed_by_platform"], found["free", "failed"]) == (1, 2)
+    assert found["premium", "succeeded"] == 0, "a series exists before its first event"
+    assert sum(found.values()) == 3

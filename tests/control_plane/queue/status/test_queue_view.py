@@ -200,6 +200,7 @@ def test_the_gauges_count_waits_broken_promises_and_gpus_that_lie_apart(world: Q
     assert found.ages_s["premium", 0.5] == pytest.approx(21 * 60)
     assert found.promised_waiting == {"standard": 0, "premium": 1}, "five minutes are over"
     assert found.promised_late == {"standard": 0, "premium": 1}, "the first one started after ten"
+    assert found.promised_starts == {"standard": 0, "premium": 1}
     assert (found.lost_gpu_s, found.round_age_s) == (120.0, 0.0)
     assert found.round.rounds == 3
     pool = found.pools["local"]
