@@ -1,4 +1,4 @@
-"""Evaluation suites: which items files are checked for and where they were found, suites of one's own, and the general tasks of evaluations."""
+"""Evaluation suites: whose items files are checked for and where they were found, a form that adds one, and general tasks."""
 
 from __future__ import annotations
 
