@@ -41,7 +41,7 @@ from control_plane.platform.settings import load
 from control_plane.tenants import operators
 from ft_assets.base_models import Catalogue
 from resources.database.engine import make_engine
-from tests.control_plane.console.test_pages import PAGES
+from tests.support.console.tenant_pages import PAGES
 from tests.support.platform.console_world import World, make_world
 from tests.support.platform.database_roles import as_operator
 

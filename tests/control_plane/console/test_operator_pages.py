@@ -20,7 +20,7 @@ from control_plane.notifications.tables import deliveries
 from control_plane.platform.context import Actor, Platform
 from control_plane.tenants import audit_log, operators
 from control_plane.tenants import service as tenants
-from tests.control_plane.console.test_pages import HOSTILE
+from tests.support.console.tenant_pages import HOSTILE
 from tests.support.platform.ledger_entries import enter
 from tests.support.platform.operator_world import OperatorWorld, make_operator_world, pools_file
 

@@ -1,7 +1,7 @@
 """Takes the pictures of the console in ``docs/pictures``: ``make pictures``, or with names of pages
 ``python -m tests.support.console.console_pictures NAME ...``.
 
-It serves the world of the browser tests and opens each page of ``test_pages.PAGES``, some also in dark and at the width of a phone. It
+It serves the world of the browser tests and opens each page of ``tenant_pages.PAGES``, some also in dark and at the width of a phone. It
 removes pictures of pages that are gone, and lists all in ``docs/console.md``.
 """
 
@@ -24,7 +24,7 @@ from control_plane.notifications import webhook_endpoints
 from ft_assets.base_models import Catalogue
 from resources.database import embedded
 from tests.conftest import TEMPLATE, database_server, platform_at
-from tests.control_plane.console.test_pages import PAGES
+from tests.support.console.tenant_pages import PAGES
 from tests.support.console.word_server import word_server
 from tests.support.platform.console_world import World, make_world
 from tests.support.platform.fleet_in_memory import Servers
