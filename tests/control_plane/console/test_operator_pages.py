@@ -22,19 +22,8 @@ from control_plane.tenants import audit_log, operators
 from control_plane.tenants import service as tenants
 from tests.support.console.tenant_pages import HOSTILE
 from tests.support.platform.ledger_entries import enter
-from tests.support.platform.operator_world import OperatorWorld, make_operator_world, pools_file
+from tests.support.platform.operator_world import OPERATOR_PAGES, OperatorWorld, make_operator_world, pools_file
 
-OPERATOR_PAGES = {
-    "operators' overview": "/console/operator",
-    "operators' queue": "/console/operator/queue",
-    "nodes": "/console/operator/nodes",
-    "tenants": "/console/operator/tenants",
-    "tenant": "/console/operator/tenants/acme",
-    "suspended tenant": "/console/operator/tenants/gone",
-    "failed deliveries": "/console/operator/deliveries",
-    "ledger": "/console/operator/ledger",
-    "plan": "/console/operator/plan",
-}
 HERE = Actor(kind="operator", id="cli:test")
 
 

@@ -16,10 +16,9 @@ from control_plane.capacity import nodes
 from control_plane.composition import identity_provider
 from control_plane.platform.context import Platform
 from control_plane.tenants import members
-from tests.control_plane.console.test_operator_pages import OPERATOR_PAGES
 from tests.support.console.browser_pages import DESKTOP, PHONE, axe, profile
 from tests.support.console.tenant_pages import HOSTILE
-from tests.support.platform.operator_world import OperatorWorld, make_operator_world, pools_file
+from tests.support.platform.operator_world import OPERATOR_PAGES, OperatorWorld, make_operator_world, pools_file
 from tests.support.processes.openid_provider import CLIENT, SECRET, Provider, openid_provider
 from tests.support.servers.served_app import served
 
