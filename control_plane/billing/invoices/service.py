@@ -191,17 +191,16 @@ def _uninvoiced(tenant: str, month: Month) -> sa.Select[Any]:
     """Return the entries for the invoice of `month`.
 
     They are on no invoice yet, and belong to the month, or to an earlier one whose invoice was issued before they arrived; an earlier month
-    without an invoice keeps its own. Late ones were entered since the newest invoice, and are found by that time.
+    without an invoice keeps its own.
     """
     issued = sa.exists().where(
         invoices.c.tenant_id == tenant,
         invoices.c.month == sa.func.to_char(sa.func.timezone("UTC", ledger_entries.c.occurred_at), "YYYY-MM"),
     )
-    newest = sa.select(sa.func.max(invoices.c.issued_at) - ENTERED_WITHIN).where(invoices.c.tenant_id == tenant).scalar_subquery()
     return (
         sa.select(*ledger.ENTRY)
         .where(ledger_entries.c.tenant_id == tenant, ledger_entries.c.occurred_at < month.ends, ~_invoiced())
-        .where(sa.or_(ledger_entries.c.occurred_at >= month.begins, sa.and_(ledger_entries.c.created_at >= newest, issued)))
+        .where(sa.or_(ledger_entries.c.occurred_at >= month.begins, issued))
     )
 
 
