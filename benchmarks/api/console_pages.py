@@ -1,10 +1,11 @@
-"""Every page of the console over a long history: time to the HTML, its size, and what 20 open pages of a running job cost.
+"""Every page of the console over a long history: time to the HTML, its CPU time and size, and what open pages cost.
 
     python -m benchmarks.api.console_pages [--quick] [--out benchmarks/console_pages_cpu_202611.json]
 
 PostgreSQL (durable, as it ships), one API process and the reader share this machine. The tenant whose pages are read owns a fifth of the
 stored jobs, one of everything that a page can show, and a running job; an operator reads the operators' pages. Pages are read in turns,
-one at a time, each as often as the others. CPU time is read from ``/proc``.
+one at a time, each as often as the others. CPU time is read from ``/proc``; a busy machine changes it less than the time to the HTML.
+Twenty pages follow a running job that reports a step a second, and an operator keeps a page open on which nothing changes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ from control_plane.platform.settings import load
 from control_plane.tenants import operators
 from ft_assets.base_models import Catalogue
 from resources.database.engine import make_engine
-from tests.control_plane.console.test_pages import PAGES
+from tests.support.console.tenant_pages import PAGES
 from tests.support.platform.console_world import World, make_world
 from tests.support.platform.database_roles import as_operator
 
@@ -52,6 +54,10 @@ GOAL_BYTES = 60_000
 NUM_FOLLOWERS = 20
 FOLLOWERS_GOAL = 0.05
 """Of a core."""
+READS_FOR_CPU = 10
+"""One after another; the kernel counts CPU time in hundredths of a second."""
+LIVE = ("operators' overview", "operators' queue", "nodes", "failed deliveries")
+"""Operators' pages that request themselves again, every five seconds."""
 OPERATOR_PAGES = {
     "operators' overview": "/console/operator",
     "operators' queue": "/console/operator/queue",
@@ -83,8 +89,11 @@ def filled(url: str, home: Path, num_jobs: int, events_per_job: int) -> World:
     return world
 
 
-def times(base_url: str, key: str, paths: Mapping[str, str], rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds to the whole HTML of each page, its size, and that of what it loads, in bytes as sent."""
+def times(base_url: str, database: Path, key: str, paths: Mapping[str, str], rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds to the whole HTML of each page, CPU time of API and PostgreSQL, its size, and that of what it loads, in bytes as sent.
+
+    Of pages that request themselves again, also the CPU time of a request when nothing has changed.
+    """
     taken: dict[str, list[float]] = {name: [] for name in paths}
     sizes: dict[str, dict[str, float]] = {}
     with httpx.Client(base_url=base_url, headers={"accept": "text/html"}, timeout=60, trust_env=False) as client:
@@ -99,7 +108,27 @@ def times(base_url: str, key: str, paths: Mapping[str, str], rounds: int) -> dic
                     taken[name].append(elapsed_ms)
                 else:
                     sizes[name] = {"html_bytes": len(answer.content), "loaded_bytes": loaded_bytes(answer.text)}
-    return {name: summary(ms) | sizes[name] for name, ms in taken.items()}
+        cpu = {name: cpu_ms(base_url, database, client, path) for name, path in paths.items()}
+        again = {name: again_ms(base_url, database, client, path) for name, path in paths.items() if name in LIVE}
+    unchanged = {name: {"unchanged_cpu_ms": ms} for name, ms in again.items()}
+    return {name: summary(ms) | {"cpu_ms": cpu[name]} | unchanged.get(name, {}) | sizes[name] for name, ms in taken.items()}
+
+
+def cpu_ms(base_url: str, database: Path, client: httpx.Client, path: str, mark: str = "") -> float:
+    """CPU time of API and PostgreSQL for one request."""
+    before = used(base_url, database)
+    for _ in range(READS_FOR_CPU):
+        answer = client.get(path, headers={"if-none-match": mark} if mark else {})
+        assert answer.status_code == (304 if mark else 200), (path, answer.status_code)
+    return round(1000 * (sum(used(base_url, database).values()) - sum(before.values())) / READS_FOR_CPU, 1)
+
+
+def again_ms(base_url: str, database: Path, client: httpx.Client, path: str) -> float:
+    """The same for a request of an open page on which nothing has changed."""
+    time.sleep(60 - time.time() % 60)  # within one minute: pages are drawn again in each
+    found = re.search(r'name="live-mark" content="([^"]+)"', client.get(path).text)
+    assert found is not None, path
+    return cpu_ms(base_url, database, client, path, mark=unescape(found[1]))
 
 
 def loaded_bytes(html: str) -> int:
@@ -178,9 +207,9 @@ def main() -> None:
     try:
         with serving(home, FT_BASE_MODELS=str(catalogue)) as (url, api):
             world = filled(url, home, num_jobs, events)
-            pages = times(api, world.key, {name: path(world) for name, path in PAGES.items()}, rounds)
+            pages = times(api, home / "data", world.key, {name: path(world) for name, path in PAGES.items()}, rounds)
             operator = operators.create(as_operator(world.platform), "benchmark").secret
-            pages |= times(api, operator, OPERATOR_PAGES, rounds)
+            pages |= times(api, home / "data", operator, OPERATOR_PAGES, rounds)
             costs = {
                 str(num): asyncio.run(followed(api, home / "data", world, world.platform, num=num, seconds=seconds))
                 for num in (0, NUM_FOLLOWERS)
@@ -199,9 +228,12 @@ def show(pages: Mapping[str, Mapping[str, float]], costs: Mapping[str, Mapping[s
     for name, page in sorted(pages.items(), key=lambda item: -item[1]["p95_ms"]):
         missed = [what for what, goal in (("p95_ms", GOAL_MS), ("loaded_bytes", GOAL_BYTES)) if page[what] > goal]
         print(
-            f"  {name:<24} p50 {page['p50_ms']:>6} ms   p95 {page['p95_ms']:>6} ms   {page['html_bytes'] / 1000:>6.1f} kB of HTML, "
+            f"  {name:<24} p50 {page['p50_ms']:>6} ms   p95 {page['p95_ms']:>6} ms   CPU {page['cpu_ms']:>6} ms   "
+            f"{page['html_bytes'] / 1000:>6.1f} kB of HTML, "
             f"{page['loaded_bytes'] / 1000:>5.1f} kB of script and style{'   goal missed: ' + ', '.join(missed) if missed else ''}"
         )
+    for name in LIVE:
+        print(f"  {name:<24} CPU {pages[name]['unchanged_cpu_ms']} ms each 5 s while it is open and nothing changes")
     for num, cost in costs.items():
         print(f"  {num:>2} open pages of a running job: API {cost['api_cores']} of a core, PostgreSQL {cost['postgres_cores']}")
 

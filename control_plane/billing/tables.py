@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -120,7 +119,6 @@ class IssuedInvoice:
     id: str
     month: str
     total_micros: int
-    document: Mapping[str, Any]
     sha256: str
     issued_at: datetime
     status: Literal["issued"] = "issued"

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,14 +19,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError as DuplicateRow
 
-from control_plane.datasets.tables import Suite, eval_suites
+from control_plane.datasets.tables import Dataset, Suite, datasets, eval_suites
 from control_plane.platform.context import Platform
-from control_plane.platform.records import many, one
+from control_plane.platform.records import columns, many, one
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
 from control_plane.tenants.tables import tenants
 from ft_assets import layout
 from ft_assets.datasets.checks.contamination.benchmarks import field_of, field_text
+from ft_assets.datasets.checks.contamination.contaminated_rows import contamination
 from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index, shipped_suites
 from ft_assets.datasets.readers.row_stream import open_rows
 from ft_assets.datasets.report.problems import Problem
@@ -47,6 +50,18 @@ INDEX_WALL_S = 900.0
 CHUNK_BYTES = 1 << 20
 DONE = "complete"
 """Stored after all other files of an index; without it the index is incomplete."""
+VERSIONS_READ = 100
+"""Newest dataset versions that are looked at to show where a suite was found."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuiteUse:
+    """Where a suite was looked for."""
+
+    num_checked: int
+    """Dataset versions that were compared with it."""
+    found: Sequence[tuple[Dataset, int]]
+    """Those that have rows of it, newest first, and how many."""
 
 
 def add(
@@ -136,6 +151,21 @@ def remove(platform: Platform, tenant: str | None, name: str) -> None:
     platform.objects.delete(key)
 
 
+def uses(platform: Platform, tenant: str) -> Mapping[str, SuiteUse]:
+    """Return where each suite was looked for and found, by its :func:`label`, in the newest :data:`VERSIONS_READ` dataset versions."""
+    stats = datasets.c.report["stats"].label("stats")
+    newest = sa.select(*columns(datasets, Dataset), stats).where(datasets.c.tenant_id == tenant).order_by(datasets.c.created_at.desc())
+    with platform.engine.connect() as conn:
+        versions = many(conn, newest.limit(VERSIONS_READ), Dataset)
+    checked, found = Counter[str](), defaultdict[str, list[tuple[Dataset, int]]](list)
+    for version in versions:
+        repeated = contamination(version.stats or {})
+        checked.update(repeated.checked)
+        for name, num_rows in repeated.suites.items():
+            found[name].append((version, num_rows))
+    return {name: SuiteUse(num_checked=number, found=found[name]) for name, number in checked.items()}
+
+
 def index_directory(platform: Platform, tenant: str) -> Path:
     """Return the index over the suites that apply to `tenant`, on this machine."""
     try:
@@ -185,8 +215,8 @@ def _build(platform: Platform, tenant: str, found: Sequence[Suite], target: Path
         made.mkdir()
         for suite in found:
             if suite.object_key is not None:
-                items[_label(suite)] = str(directory / f"{suite.id}.jsonl")
-                platform.objects.get_file(suite.object_key, Path(items[_label(suite)]))
+                items[label(suite)] = str(directory / f"{suite.id}.jsonl")
+                platform.objects.get_file(suite.object_key, Path(items[label(suite)]))
         order = {"shipped": [suite.name for suite in found if suite.object_key is None], "suites": items, "target": str(made)}
         limits = Limits(wall_s=INDEX_WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
         run_sandboxed(INDEXER, order, directory, limits=limits, what="evaluation suites")
@@ -199,13 +229,13 @@ def _build(platform: Platform, tenant: str, found: Sequence[Suite], target: Path
                 raise
 
 
-def _label(suite: Suite) -> str:
-    """Its name in reports; a tenant's suite may have the same name as one of the operator's."""
+def label(suite: Suite) -> str:
+    """Return its name in reports; a tenant's suite may have the same name as one of the operator's."""
     return suite.name if suite.tenant_id is None else f"own/{suite.name}"
 
 
 def _digest(found: Sequence[Suite]) -> str:
-    spelled = json.dumps(sorted((_label(suite), suite.sha256) for suite in found))
+    spelled = json.dumps(sorted((label(suite), suite.sha256) for suite in found))
     return hashlib.sha256(spelled.encode()).hexdigest()
 
 

@@ -77,16 +77,23 @@ def listed(platform: Platform, job_id: str) -> BinaryIO:
 def metric_lines(platform: Platform, job_id: str, *, most: int | None = None) -> list[Mapping[str, Any]]:
     """Return the job's curve as in ``metrics.jsonl``, from its events; for a step trained twice, the last values.
 
-    `most`: about how many training steps to return, evenly spread; validations are returned in any case. None: all.
+    `most`: of a longer job, about how many training steps to return, evenly spread; validations are returned in any case. None: all.
     """
     lines: dict[tuple[str, int], Mapping[str, Any]] = {}
     with platform.engine.connect() as conn:
-        found = list(_measured(conn, job_id, job_events.c.seq) if most is None else _spread(conn, job_id, most))
+        is_long = most is not None and _num_events(conn, job_id, at_most=2 * most) == 2 * most
+        found = list(_spread(conn, job_id, most) if most is not None and is_long else _measured(conn, job_id, job_events.c.seq))
     for data in found:
         kind = "eval_loss" if "valid_loss" in data else "loss"
         renamed = {{"train_loss": "loss", "valid_loss": "eval_loss"}.get(k, k): v for k, v in data.items()}
         lines[(kind, data["step"])] = renamed
     return sorted(lines.values(), key=lambda m: (m["step"], "eval_loss" in m))
+
+
+def _num_events(conn: Connection, job_id: str, *, at_most: int) -> int:
+    """Count the events of a job, by the index alone; from `at_most` on, no further."""
+    first = sa.select(job_events.c.job_id).where(job_events.c.job_id == job_id).limit(at_most).subquery()
+    return int(conn.execute(sa.select(sa.func.count()).select_from(first)).scalar_one())
 
 
 def _spread(conn: Connection, job_id: str, most: int) -> Iterator[Mapping[str, Any]]:

@@ -40,6 +40,7 @@ BUDGET_S = 15.0
 ENTERED_WITHIN = timedelta(days=1)
 """An entry whose time is this much before an invoice may have been committed after it."""
 ISSUED = columns(invoices, IssuedInvoice)
+TEXTS = sa.ARRAY(sa.Text)
 log = logging.getLogger(__name__)
 
 
@@ -64,9 +65,9 @@ def get(platform: Platform, tenant: str, month: str) -> Invoice:
     now = platform.clock()
     requested = invoicing.month_named(month, now=now)
     with platform.engine.connect() as conn:
-        issued = one_or_none(conn, sa.select(*ISSUED).where(invoices.c.tenant_id == tenant, invoices.c.month == month), IssuedInvoice)
-        if issued is not None:
-            return Invoice(document=issued.document, sha256=issued.sha256, issued_at=issued.issued_at)
+        whole = sa.select(*columns(invoices, Invoice)).where(invoices.c.tenant_id == tenant, invoices.c.month == month)
+        if (issued := one_or_none(conn, whole, Invoice)) is not None:
+            return issued
         draft = _document(conn, tenant, requested)
         if not draft["lines"] and requested.ends <= now:
             raise NotFound(
@@ -74,6 +75,13 @@ def get(platform: Platform, tenant: str, month: str) -> Invoice:
             )
         running = unbilled(conn, platform, tenant)
     return Invoice(document=draft, sha256=invoicing.sha256(draft), issued_at=None, unbilled=running)
+
+
+def draft_total_micros(platform: Platform, tenant: str) -> int:
+    """Return the total of the draft of the present month."""
+    entries = _uninvoiced(tenant, month_of(platform.clock())).subquery()
+    with platform.engine.connect() as conn:
+        return int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(entries.c.amount_micros), 0))).scalar_one())
 
 
 def list_issued(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[IssuedInvoice]:
@@ -173,10 +181,10 @@ def _issue(conn: Connection, tenant: str, month: Month, *, now: datetime) -> lis
 
 
 def _document(conn: Connection, tenant: str, month: Month) -> Mapping[str, Any]:
-    of_month = _uninvoiced(tenant, month)
-    of_jobs = sa.select(jobs.c.id, jobs.c.model).where(jobs.c.id.in_(of_month.with_only_columns(ledger_entries.c.job_id)))
+    entries = many(conn, _uninvoiced(tenant, month), Entry)
+    of_jobs = sa.select(jobs.c.id, jobs.c.model).where(jobs.c.id == sa.any_(sa.literal([*{e.job_id for e in entries if e.job_id}], TEXTS)))
     models = {row.id: row.model for row in conn.execute(of_jobs)}
-    return invoicing.document(find_tenant(conn, tenant), month, many(conn, of_month, Entry), models)
+    return invoicing.document(find_tenant(conn, tenant), month, entries, models)
 
 
 def _uninvoiced(tenant: str, month: Month) -> sa.Select[Any]:

@@ -85,6 +85,20 @@ class Line(NamedTuple):
     part: Part
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSum:
+    """What a job used and cost in a month."""
+
+    job_id: str
+    gpu_ms: int
+    """GPU milliseconds of usage, refunded or not."""
+    amount_micros: int
+
+    @property
+    def gpu_seconds(self) -> float:
+        return self.gpu_ms / 1000
+
+
 NOTHING = Total()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from functools import reduce
 from itertools import islice
 from typing import cast
@@ -19,7 +19,7 @@ from control_plane.billing.rules import Entry
 from control_plane.billing.tables import RefundCase, storage_samples
 from control_plane.billing.usage import rules as usage
 from control_plane.billing.usage import usage_lines
-from control_plane.billing.usage.rules import Dimension, Grouped, Total, Width
+from control_plane.billing.usage.rules import Dimension, Grouped, JobSum, Total, Width
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.records import one_or_none
@@ -113,6 +113,13 @@ def used(
         stored = None if tenant is None else latest_sample(conn, tenant)
     total = reduce(Total.and_, (total for one in found for _, total in one.results), Total())
     return Usage(start=begins, end=ends, buckets=found, total=total, unbilled=running, stored=stored)
+
+
+def costliest_jobs(platform: Platform, tenant: str, *, most: int) -> list[JobSum]:
+    """Return the jobs of `tenant` that cost most in the present month, the most expensive first."""
+    (month,) = usage.buckets(platform.clock(), platform.clock() + timedelta(microseconds=1), "month")
+    with platform.engine.connect() as conn:
+        return usage_lines.costliest_jobs(conn, tenant, month, most=most)
 
 
 def cost_of_job(platform: Platform, tenant: str, job_id: str) -> JobCost:

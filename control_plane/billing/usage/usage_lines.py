@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +16,7 @@ from control_plane.billing.metering.rules import milliseconds
 from control_plane.billing.rules import Entry
 from control_plane.billing.tables import ledger_entries
 from control_plane.billing.usage import rules as usage
-from control_plane.billing.usage.rules import Dimension, Line, Part, Width
+from control_plane.billing.usage.rules import Bucket, Dimension, JobSum, Line, Part, Width
 from control_plane.jobs.tables import jobs
 from control_plane.platform.records import record
 
@@ -38,13 +39,30 @@ def of(
     yield from _over_edges(conn, entries, width, keys)
 
 
+def costliest_jobs(conn: Connection, tenant: str, month: Bucket, *, most: int) -> list[JobSum]:
+    """Return the jobs that cost most in a month; the database sums and ranks, so that a month of many jobs takes no longer to read."""
+    entries, job = partial(_entries, tenant, month.begins, month.ends), COLUMNS["job_id"].label("key_job")
+    split = [line for line in _over_edges(conn, entries, "month", [job]) if line.part.begins == month.begins and line.key[0] is not None]
+    also = {line.key[0] for line in split}
+    each = entries(job, E.kind, E.amount_micros, _gpu_ms().label("gpu_ms")).where(~_crosses("month"), E.job_id.is_not(None)).subquery().c
+    cost, used = sa.func.sum(each.amount_micros), sa.func.sum(each.gpu_ms).filter(each.kind == "usage")
+    place = sa.func.row_number().over(order_by=(cost.desc(), each.key_job))
+    ranked = sa.select(each.key_job, cost.label("cost"), used.label("used"), place.label("place")).group_by(each.key_job).subquery().c
+    wanted = sa.select(ranked.key_job, ranked.cost, ranked.used).where((ranked.place <= most + len(also)) | ranked.key_job.in_(also))
+    costs, gpu_ms = Counter[str](), Counter[str]()
+    for job_id, micros, ms in conn.execute(wanted):
+        costs[job_id], gpu_ms[job_id] = int(micros), int(ms or 0)
+    for (job_id,), kind, part in split:
+        costs[str(job_id)] += part.amount_micros
+        gpu_ms[str(job_id)] += part.gpu_ms if kind == "usage" else 0
+    order = sorted(costs, key=lambda job_id: (-costs[job_id], job_id))
+    return [JobSum(job_id=job_id, gpu_ms=gpu_ms[job_id], amount_micros=costs[job_id]) for job_id in order[:most]]
+
+
 def _within_buckets(conn: Connection, entries: Entries, width: Width, keys: Sequence[sa.Label[Any]]) -> Iterator[Line]:
     at_once = sa.func.timezone("UTC", E.occurred_at)
     bucket = sa.func.date_trunc(width, sa.case((_has_length(), _moment(_began())), else_=at_once))
-    gpu_ms = sa.func.coalesce(
-        sa.func.nullif(_of_detail("gpu_ms"), 0), sa.cast(sa.func.round(E.gpu_seconds * 1000), sa.BigInteger)
-    )  # fmt: skip
-    each = entries(bucket.label("bucket"), E.kind, E.amount_micros, E.list_micros, gpu_ms.label("gpu_ms"), *keys)
+    each = entries(bucket.label("bucket"), E.kind, E.amount_micros, E.list_micros, _gpu_ms().label("gpu_ms"), *keys)
     one = each.where(~_crosses(width)).subquery().c
     alike = one.bucket, one.kind, *(one[key.name] for key in keys)
     query = sa.select(*alike, sa.func.sum(one.amount_micros), sa.func.sum(one.list_micros), sa.func.sum(one.gpu_ms)).group_by(*alike)
@@ -58,6 +76,10 @@ def _over_edges(conn: Connection, entries: Entries, width: Width, keys: Sequence
         values = dict(row)
         key, entry = tuple(values.pop(key.name) for key in keys), record(Entry, values)
         yield from (Line(key, entry.kind, part) for part in usage.split(entry, width))
+
+
+def _gpu_ms() -> sa.ColumnElement[int]:
+    return sa.func.coalesce(sa.func.nullif(_of_detail("gpu_ms"), 0), sa.cast(sa.func.round(E.gpu_seconds * 1000), sa.BigInteger))
 
 
 def _entries(tenant: str | None, begins: datetime, ends: datetime, *columns: Any) -> sa.Select[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated
@@ -12,7 +13,8 @@ from fastapi.responses import HTMLResponse, Response
 from control_plane.billing import budgets
 from control_plane.billing.invoices import service as invoices
 from control_plane.billing.routes_usage import Requested, usage_of
-from control_plane.billing.schemas import UsageBucket, UsageResult
+from control_plane.billing.schemas import UsageBucket
+from control_plane.billing.usage import service as usages
 from control_plane.console.documents.charts import columns
 from control_plane.console.documents.queue_page import QUEUE_WORDS
 from control_plane.console.pages.page import Page, PageDep, PageRoute, see
@@ -43,14 +45,13 @@ def queue(page: PageDep) -> HTMLResponse:
 def usage(page: PageDep) -> HTMLResponse:
     """Show this month by day, model and job, with limits, budgets and invoices."""
     platform, tenant = page.platform, page.tenant
-    by_day = usage_of(platform, tenant, Requested())
-    by_model, by_job = (usage_of(platform, tenant, Requested(bucket_width="month", group_by=[name])) for name in ("model", "job_id"))
+    month = usage_of(platform, tenant, Requested(group_by=["model"]))
     return page.show(
         "usage.html",
-        usage=by_day,
-        chart=columns([_day(bucket) for bucket in by_day.data], title="Cost by day in US dollars", form="${:,.2f}"),
-        models=_largest(by_model.data),
-        jobs=_largest(by_job.data)[:TOP_JOBS],
+        usage=month,
+        chart=columns([_day(bucket) for bucket in month.data], title="Cost by day in US dollars", form="${:,.2f}"),
+        models=_by_model(month.data),
+        jobs=usages.costliest_jobs(platform, tenant, most=TOP_JOBS),
         quota=quota_of(platform, tenant),
         budgets=budgets.list_budgets(platform, tenant).items,
         invoices=invoices.list_issued(platform, tenant).items,
@@ -62,9 +63,13 @@ def _day(bucket: UsageBucket) -> tuple[str, float]:
     return str(datetime.fromtimestamp(bucket.start_time, UTC).day), sum(one.amount_micros for one in bucket.results) / MICROS
 
 
-def _largest(buckets: Sequence[UsageBucket]) -> list[UsageResult]:
-    """Return the results of the one bucket, most expensive first."""
-    return sorted((one for bucket in buckets for one in bucket.results), key=lambda one: -one.amount_micros)
+def _by_model(days: Sequence[UsageBucket]) -> list[tuple[str | None, float, int]]:
+    """Return GPU-hours and cost of each base model, most expensive first; None is what belongs to no job."""
+    seconds, micros = Counter[str | None](), Counter[str | None]()
+    for one in (result for day in days for result in day.results):
+        seconds[one.model] += one.gpu_seconds
+        micros[one.model] += one.amount_micros
+    return [(model, seconds[model] / 3600, cost) for model, cost in micros.most_common()]
 
 
 @router.get("/keys")

@@ -14,6 +14,7 @@ from control_plane.console.pages import (
     session_pages,
     single_sign_on,
     start_page,
+    suite_pages,
     team_pages,
 )
 from control_plane.console.pages.account import billing_pages, settings_pages
@@ -23,7 +24,7 @@ from control_plane.console.pages.operators import plan_page, platform_pages, ten
 router = APIRouter()
 for part in (
     session_pages.open_router, session_pages.router, single_sign_on.router,
-    reference_page.router, start_page.router, dataset_pages.router, new_job_page.router,
+    reference_page.router, start_page.router, suite_pages.router, dataset_pages.router, new_job_page.router,
     job_pages.router, route_pages.router, model_pages.router, account_pages.router, billing_pages.router, settings_pages.router,
     team_pages.router, platform_pages.router, tenant_pages.router, plan_page.router, session_pages.missing_router,
 ):  # fmt: skip

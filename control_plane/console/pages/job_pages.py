@@ -61,7 +61,8 @@ def job_page(page: PageDep, job_id: str, compare: Annotated[list[str] | None, Qu
     messages, last_seq = jobs.newest_messages(platform, view.job, limit=MESSAGES_READ)
     job = responses.job(view)
     others = [jobs.row(platform, tenant, other) for other in dict.fromkeys(compare or ()) if other not in ("", job_id)][:MOST_COMPARED]
-    lines = [results.metric_lines(platform, one.measured_by, most=MAX_POINTS) for one in (view.job, *others)]
+    own = results.metric_lines(platform, view.job.measured_by, most=MAX_POINTS)
+    beside = [results.metric_lines(platform, one.measured_by, most=MAX_POINTS // 2) for one in others]
     filenames = uploaded_files.filenames(platform, tenant, [one.file for one in job.training_files or ()])
     names = {one.dataset_id: filenames.get(one.file, one.file) for one in job.training_files or () if one.dataset_id}
     is_waiting = job.state in ("queued", "preempted")
@@ -74,7 +75,7 @@ def job_page(page: PageDep, job_id: str, compare: Annotated[list[str] | None, Qu
         waiting=waiting_line(job.model_dump(), now=platform.clock().timestamp()) if is_waiting else None,
         events=messages[:EVENTS_SHOWN],
         last_seq=last_seq,
-        curves=list(curves(lines[0], lines[1:], names)),
+        curves=list(curves(own, beside, names)),
         filenames=filenames,
         others=others,
         choices=_choices(page, job_id) if compare is not None else (),

@@ -1,7 +1,7 @@
 // A job: new steps extend the curves, other events refresh what the server renders. A finished job asks for nothing.
 import { follow, chunks } from "./stream.js";
 import { addPoint, interactive } from "./charts.js";
-import { exchange } from "./live.js";
+import { exchangeParts, parsed } from "./live.js";
 
 const card = document.querySelector("[data-job]"), id = card.dataset.job;
 const api = `/v1/fine_tuning/jobs/${id}`;
@@ -15,11 +15,8 @@ async function refresh() {
   const answer = await fetch(location.href).catch(() => null);
   if (!answer || answer.status >= 500) return refreshSoon(); // the server restarts
   if (!answer.ok || answer.redirected) return location.reload();
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  for (const part of document.querySelectorAll("[data-live]")) {
-    const now = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
-    if (now) exchange(part, now.innerHTML);
-  }
+  const fresh = parsed(await answer.text());
+  exchangeParts(fresh);
   const charts = fresh.querySelector("[data-charts]"), shown = document.querySelector("[data-charts]");
   if (charts.childElementCount !== shown.childElementCount) {
     shown.innerHTML = charts.innerHTML;

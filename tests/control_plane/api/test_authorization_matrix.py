@@ -140,7 +140,7 @@ class World:
             for method in sorted(cast(set[str], route.methods) - {"HEAD"}):
                 path = str(route.path)
                 if path.startswith("/console"):
-                    continue  # pages, which lead to a sign-in: tests/control_plane/console/test_pages.py
+                    continue  # pages, which lead to a sign-in: tests/control_plane/console/pages/test_pages.py
                 under = next((p for p in JOB_PATHS[1:] if path == p or path.startswith(f"{p}/")), None)
                 if twice or under is None:
                     yield method, path, f"{method} {path if under is None else JOB_PATHS[0] + path[len(under) :]}"

@@ -8,22 +8,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from agent import node_space
 from agent.api_client import ApiClient, Fenced
 from agent.messages import HEARTBEAT_S, Commit, Heartbeat, Restored, WriteGrant, WriteRequest
 from agent.objects import Objects
 from agent.restore import restore
-from control_plane.attempts import agents, checkpoint_retention
+from control_plane.attempts import agents
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import STOP_GRACE_S
 from control_plane.attempts.tables import agents as agents_table
-from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing import ledger
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import jobs as jobs_table
@@ -36,7 +34,7 @@ from ft_assets import layout
 from ft_assets.errors import Fault
 from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, committed, read_manifest
 from ft_assets.training.failures import HEARTBEAT_LIMIT_S
-from ft_assets.training.spec import CheckpointPolicy, EarlyStopping
+from ft_assets.training.spec import EarlyStopping
 from resources.object_store import LocalObjectStore
 from resources.tracking.mlflow_tracker import MlflowTracker
 from tests.support.jobs.committed_checkpoints import commit
@@ -59,24 +57,6 @@ def test_a_whole_run_commits_its_checkpoints_and_the_finished_model(new_job: Cal
     assert len(job.events("metrics")) == 6
     assert job.platform.objects.exists(f"{layout.attempt_prefix(job.tenant, job.id, 1)}/train.log")
     assert not (job.work_dir / "uploads").exists()
-
-
-def test_the_store_keeps_the_newest_three_and_the_api_lists_no_other(new_job: Callable[..., Job]) -> None:
-    job = new_job()
-    job.train(Scenario(steps=10, every=1, each_stored=True))
-    kept = job.steps()
-    assert kept[0] == 10 and len(kept) <= 4
-    assert [c.step for c in jobs.list_checkpoints(job.platform, job.tenant, job.id).items] == kept
-    rows = attempts.committed(job.platform, job.id)
-    for row in rows:
-        stored = {i.key.rsplit("/", 1)[1] for i in job.platform.objects.list(row.object_prefix)}
-        assert MANIFEST in stored and len(stored) > 2
-    with job.platform.engine.connect() as conn:
-        gone = conn.execute(
-            sa.select(checkpoints_table).where(checkpoints_table.c.job_id == job.id, checkpoints_table.c.retired_at.is_not(None))
-        ).all()
-    assert gone and all(r.removed_at is not None for r in gone)
-    assert not {f"step-{r.step:08d}" for r in gone} & job.stored()
 
 
 def test_kill_9_goes_on_from_the_store_on_another_machine(new_job: Callable[..., Job], tmp_path: Path) -> None:
@@ -292,55 +272,6 @@ def test_a_stale_attempt_commits_nothing_and_deletes_nothing(new_job: Callable[.
     }
     assert after == before and attempts.committed(job.platform, job.id) == rows
     assert len(job.events("metrics", "checkpoint", "checkpoint_skipped")) == events
-
-
-@pytest.mark.slow
-def test_a_full_disk_frees_what_ended_jobs_left_on_the_machine(new_job: Callable[..., Job]) -> None:
-    job = new_job()
-    other = job.work_dir.parent / "ftjob-other" / "checkpoints"
-    for step in ("step-00000001", "step-00000002"):
-        (other / step).mkdir(parents=True)
-    ending, state = job.train(Scenario(steps=9, every=1, step_s=0.1, end_at={"step": 5, "outcome": "disk_full", "attempt": 1}))
-    assert (ending.outcome, state) == ("disk_full", JobState.QUEUED)
-    assert ending.failure is not None and ending.failure.fault is Fault.PLATFORM
-    assert job.events("disk_space_freed")[0].data["freed_bytes"] > 1000
-    assert [p.name for p in sorted((job.work_dir / "checkpoints").iterdir())] == ["step-00000004", "step-00000005"]
-    assert [p.name for p in other.iterdir()] == ["step-00000002"], "the newest of a job that may go on is kept"
-    assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
-    with node_space.locked(job.work_dir):
-        assert node_space.free(job.work_dir.parents[1], "another") == 0, "a job that an agent holds is left alone"
-    assert node_space.free(job.work_dir.parents[1], "another") > 0
-    assert (job.work_dir / "final").exists() and not (job.work_dir / "checkpoints").exists()
-
-
-def transition_to_end(job: Job) -> None:
-    jobs.cancel(job.platform, job.tenant, job.id)
-
-
-def test_checkpoints_of_an_ended_job_go_after_a_week_and_with_them_what_was_never_committed(new_job: Callable[..., Job]) -> None:
-    job = new_job()
-    job.train(Scenario(steps=6, each_stored=True))
-    prefix = layout.job_prefix(job.tenant, job.id)
-    for left in ("checkpoints/a9/step-00000001/optimizer.pt", "final/a9/adapter_model.safetensors"):
-        job.platform.objects.put_bytes(f"{prefix}/{left}", b"left by a crash")
-    transition_to_end(job)
-    assert checkpoint_retention.retire_ended(job.platform) == 0
-    later = replace(job.platform, clock=lambda: datetime.now(UTC) + timedelta(days=8))
-    assert checkpoint_retention.retire_ended(later) == 1
-    assert checkpoint_retention.retire_ended(later) == 0
-    assert [r.final for r in attempts.committed(job.platform, job.id)] == [True]
-    assert list(job.platform.objects.list(f"{prefix}/checkpoints")) == []
-    assert {info.key.split("/")[-2] for info in job.platform.objects.list(f"{prefix}/final")} == {"a1"}
-    assert job.weights() == plain_weights(6)
-
-
-@pytest.mark.slow
-def test_a_full_disk_spares_what_an_early_stop_goes_back_to(new_job: Callable[..., Job]) -> None:
-    job = new_job(
-        optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=5)), checkpoint=CheckpointPolicy(keep_last=9)
-    )
-    job.train(Scenario(steps=9, every=1, best_step=2, step_s=0.1, end_at={"step": 5, "outcome": "disk_full", "attempt": 1}))
-    assert [p.name for p in committed(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004", "step-00000005"]
 
 
 @pytest.mark.slow

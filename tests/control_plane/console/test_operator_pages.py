@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -18,21 +20,10 @@ from control_plane.notifications.tables import deliveries
 from control_plane.platform.context import Actor, Platform
 from control_plane.tenants import audit_log, operators
 from control_plane.tenants import service as tenants
-from tests.control_plane.console.test_pages import HOSTILE
+from tests.support.console.tenant_pages import HOSTILE
 from tests.support.platform.ledger_entries import enter
-from tests.support.platform.operator_world import OperatorWorld, make_operator_world, pools_file
+from tests.support.platform.operator_world import OPERATOR_PAGES, OperatorWorld, make_operator_world, pools_file
 
-OPERATOR_PAGES = {
-    "operators' overview": "/console/operator",
-    "operators' queue": "/console/operator/queue",
-    "nodes": "/console/operator/nodes",
-    "tenants": "/console/operator/tenants",
-    "tenant": "/console/operator/tenants/acme",
-    "suspended tenant": "/console/operator/tenants/gone",
-    "failed deliveries": "/console/operator/deliveries",
-    "ledger": "/console/operator/ledger",
-    "plan": "/console/operator/plan",
-}
 HERE = Actor(kind="operator", id="cli:test")
 
 
@@ -146,6 +137,37 @@ def test_the_queue_draws_running_jobs_reservations_and_backfill_with_a_table_bes
     assert ", backfill," in drawn
     assert 'class="premium reserved"' in drawn
     assert re.search(r'data-clock="\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"', drawn), "hours in the reader's time zone"
+
+
+LIVE = [OPERATOR_PAGES[name] for name in ("operators' overview", "operators' queue", "nodes", "failed deliveries")]
+
+
+@pytest.mark.parametrize("path", LIVE)
+def test_an_open_page_is_rendered_again_when_something_has_changed_or_a_minute_has_passed(
+    world: OperatorWorld, operator: Visitor, path: str
+) -> None:
+    def again(mark: str) -> tuple[int, str]:
+        answer = operator.http.get(path, headers={"if-none-match": mark})
+        assert bool(answer.text) == (answer.status_code == 200)
+        found = re.search(r'name="live-mark" content="([^"]+)"', answer.text)
+        return answer.status_code, unescape(found[1]) if found else mark
+
+    assert 'data-live="' in operator.get(path)
+    _, mark = again("")
+    assert again(mark) == (304, mark)
+    nodes.drain(world.platform, "small-1", reason="loud fan", by="cli:test")
+    status, drained = again(mark)
+    assert (status, drained != mark) == (200, True)
+    nodes.undrain(world.platform, "small-1")
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.update(deliveries).where(deliveries.c.id == world.delivery).values(state="pending"))
+    status, sent = again(drained)
+    assert (status, sent != drained) == (200, True)
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.update(deliveries).where(deliveries.c.id == world.delivery).values(state="dead"))
+    _, mark = again(sent)
+    world.queue.now[0] += timedelta(minutes=1)
+    assert again(mark)[0] == 200, "ages and expected ends have moved"
 
 
 def test_jobs_lead_to_their_runs_in_dagster(world: OperatorWorld, operator: Visitor) -> None:

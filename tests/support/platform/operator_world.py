@@ -21,6 +21,18 @@ from control_plane.tenants.tables import tenants
 from tests.support.jobs.queued_jobs import Queued, queued
 from tests.support.platform.ledger_entries import enter
 
+OPERATOR_PAGES = {
+    "operators' overview": "/console/operator",
+    "operators' queue": "/console/operator/queue",
+    "nodes": "/console/operator/nodes",
+    "tenants": "/console/operator/tenants",
+    "tenant": "/console/operator/tenants/acme",
+    "suspended tenant": "/console/operator/tenants/gone",
+    "failed deliveries": "/console/operator/deliveries",
+    "ledger": "/console/operator/ledger",
+    "plan": "/console/operator/plan",
+}
+"""Every page of the operators, by name."""
 POOLS = """
 pools:
   - {name: small, gpu_type: h100-80gb, takes: [lora], max_gpus_per_job: 8, nodes: [{count: 3, gpus: 8}, {name: small-half, gpus: 4}]}

@@ -34,7 +34,10 @@ def list_invoices(page: PageDep, after: Annotated[str | None, Query()] = None) -
     """List issued invoices, newest month first, after the draft of the present month."""
     month = month_of(page.platform.clock())
     found = invoices.list_issued(page.platform, page.tenant, after=after)
-    draft = None if after else response(invoices.get(page.platform, page.tenant, month.name))
+    draft = None
+    if not after:
+        total = invoices.draft_total_micros(page.platform, page.tenant)
+        draft = {"month": month.name, "status": "draft", "total_micros": total, "issued_at": None}
     return page.show("invoices.html", draft=draft, invoices=found.items, has_more=found.has_more, after=after)
 
 

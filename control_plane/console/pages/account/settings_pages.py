@@ -1,4 +1,4 @@
-"""Settings of the tenant: limits, e-mail, evaluation suites, its key for Weights & Biases; the export and deletion of all of its data."""
+"""Settings of the tenant: limits, e-mail, its key for Weights & Biases; the export and deletion of all of its data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from fastapi.responses import HTMLResponse, Response
 
 from control_plane.billing.routes_usage import Requested, usage_of
 from control_plane.console.pages.page import PageDep, PageRoute, see
-from control_plane.datasets import suites
 from control_plane.http.authentication import Admin, AdminPrincipal
 from control_plane.quotas.routes import retrieve as quota_of
 from control_plane.tenant_data import deletion, deletion_requests
@@ -29,7 +28,6 @@ def settings(page: PageDep, tenant: Admin) -> HTMLResponse:
         "settings.html",
         quota=quota_of(platform, tenant),
         members=members.list_members(platform, tenant, limit=MEMBERS_SHOWN).items,
-        suites=suites.list_suites(platform, tenant),
         contact=platform.settings.operator_contact,
         wandb=integrations.find_wandb(platform, tenant),
         may_send=platform.wandb is not None,
@@ -55,13 +53,6 @@ def set_notify(page: PageDep, principal: AdminPrincipal, member_id: str, notify:
     """Switch a member's e-mail on or off."""
     members.update(page.platform, principal.tenant.id, member_id, notify=notify == "on", by_owner=principal.may_name_owners)
     return see(SETTINGS, "changed")
-
-
-@router.post("/suites/{name}/remove")
-def remove_suite(page: PageDep, tenant: Admin, name: str) -> Response:
-    """Remove an evaluation suite of the tenant."""
-    suites.remove(page.platform, tenant, name)
-    return see(SETTINGS, "deleted")
 
 
 @router.get("/data")

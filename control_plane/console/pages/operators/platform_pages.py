@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated
 from urllib.parse import urlencode, urlsplit
 
 from fastapi import APIRouter, Form, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
 
 from control_plane.billing import refunds
 from control_plane.capacity import maintenance, nodes
 from control_plane.console.documents.queue_page import QUEUE_WORDS, timelines
-from control_plane.console.pages.operators.operator_page import OperatorPageDep
+from control_plane.console.pages.operators.operator_page import OperatorPage, OperatorPageDep
 from control_plane.console.pages.page import OPERATORS, PageRoute, see
 from control_plane.console.pages.session_pages import signed_out
 from control_plane.notifications import deliveries
@@ -29,38 +30,47 @@ router = APIRouter(prefix=OPERATORS, route_class=PageRoute, include_in_schema=Fa
 
 
 @router.get("")
-def overview(request: Request, page: OperatorPageDep) -> HTMLResponse:
+def overview(request: Request, page: OperatorPageDep) -> Response:
     """Show what needs an operator: alerts, late starts, drained nodes, maintenance."""
+    return page.show_live("overview.html", lambda: _overview(request, page))
+
+
+def _overview(request: Request, page: OperatorPage) -> Mapping[str, object]:
     platform = page.platform
     with platform.engine.connect() as conn:
         missed = missed_starts.recent(conn, platform.clock(), within=RECENT, limit=MAX_MISSED)
         maintained = maintenance.list_all(conn)
-    return page.show(
-        "overview.html",
-        alerts=request.app.state.alerts.read(),
-        missed=missed,
-        queue=view.of_all(platform, limit=1),
-        drained=[node for node in nodes.list_nodes(platform) if node.drained_at is not None],
-        maintained=maintained,
-        backlog=deliveries.backlog(platform),
-        refunds=refunds.list_cases(platform, state="pending", limit=1),
-        days=RECENT.days,
-    )
+    return {
+        "alerts": request.app.state.alerts.read(),
+        "missed": missed,
+        "queue": view.of_all(platform, limit=1),
+        "drained": [node for node in nodes.list_nodes(platform) if node.drained_at is not None],
+        "maintained": maintained,
+        "backlog": deliveries.backlog(platform),
+        "refunds": refunds.list_cases(platform, state="pending", limit=1),
+        "days": RECENT.days,
+    }
 
 
 @router.get("/queue")
-def queue(page: OperatorPageDep) -> HTMLResponse:
+def queue(page: OperatorPageDep) -> Response:
     """Show what each node does from now on, and all jobs that wait or hold GPUs."""
+    return page.show_live("queue.html", lambda: _queue(page))
+
+
+def _queue(page: OperatorPage) -> Mapping[str, object]:
     found = view.of_all(page.platform, limit=MAX_WAITING).model_dump()
-    drawn = timelines(found, now=page.platform.clock().timestamp())
-    return page.show("queue.html", q=found, **drawn, **QUEUE_WORDS)
+    return {"q": found, **timelines(found, now=page.platform.clock().timestamp()), **QUEUE_WORDS}
 
 
 @router.get("/nodes")
-def list_nodes(page: OperatorPageDep) -> HTMLResponse:
+def list_nodes(page: OperatorPageDep) -> Response:
     """List the nodes of each pool."""
-    queue = view.of_all(page.platform, limit=1)
-    return page.show("nodes.html", nodes=nodes.list_nodes(page.platform), pools=queue.pools)
+    return page.show_live("nodes.html", lambda: _nodes(page))
+
+
+def _nodes(page: OperatorPage) -> Mapping[str, object]:
+    return {"nodes": nodes.list_nodes(page.platform), "pools": view.of_all(page.platform, limit=1).pools}
 
 
 @router.post("/nodes/{node}/drain")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -63,11 +64,14 @@ def resume(page: OperatorPageDep, tenant: str) -> Response:
 
 
 @router.get("/deliveries")
-def failed_deliveries(page: OperatorPageDep, after: After = None) -> HTMLResponse:
+def failed_deliveries(page: OperatorPageDep, after: After = None) -> Response:
     """List events that were given up, of all tenants, without what they say."""
+    return page.show_live("deliveries.html", lambda: _deliveries(page, after))
+
+
+def _deliveries(page: OperatorPage, after: str | None) -> Mapping[str, object]:
     found = deliveries.list_dead(page.platform, after=after)
-    backlog = deliveries.backlog(page.platform)
-    return page.show("deliveries.html", deliveries=found.items, has_more=found.has_more, after=after, backlog=backlog)
+    return {"deliveries": found.items, "has_more": found.has_more, "after": after, "backlog": deliveries.backlog(page.platform)}
 
 
 @router.post("/deliveries/{tenant}/{endpoint_id}/{delivery_id}/replay")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -61,3 +62,20 @@ def test_sums_of_the_database_are_those_of_the_entries(platform: Platform, width
     lines = [usage.Line(key(one), one.kind, part) for one in entries for part in usage.split(one, width)]
     assert found.buckets == usage.grouped(lines, start=found.start, end=found.end, width=width, by=by)
     assert found.total.amount_micros == sum(total.amount_micros for one in found.buckets for _, total in one.results)
+
+
+def test_the_jobs_that_cost_most_are_those_of_the_sums_by_job(platform: Platform) -> None:
+    job, chance = metered_job(platform), random.Random(7)
+    entries = [one for number in range(9) for one in chance.sample(some_entries(f"ftjob-{job.tenant}-{number}", chance), 15)]
+    with platform.engine.begin() as conn:
+        for one in entries:
+            ledger.post(conn, job.tenant, one, now=ENDS)
+    scoped = replace(platform.in_scope_of(job.tenant, Actor(kind="key", id="key_1")), clock=lambda: ENDS)
+    (month,) = service.used(scoped, job.tenant, start=ENDS, end=ENDS + timedelta(days=1), width="month", by=("job_id",)).buckets
+    sums = [(str(key["job_id"]), total.gpu_ms, total.amount_micros) for key, total in month.results if key["job_id"]]
+    assert len(sums) == 9
+    assert any(one.occurred_at.month == 2 and one.detail.get("started_ms", 1e15) < milliseconds(month.bucket.begins) for one in entries)
+    expected = sorted(sums, key=lambda one: (-one[2], one[0]))
+    for most in (3, 20):
+        found = service.costliest_jobs(scoped, job.tenant, most=most)
+        assert [(one.job_id, one.gpu_ms, one.amount_micros) for one in found] == expected[:most]

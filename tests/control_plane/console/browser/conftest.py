@@ -11,8 +11,8 @@ import pytest
 
 from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
-from tests.control_plane.console.test_pages import HOSTILE
 from tests.support.console.browser_pages import profile
+from tests.support.console.tenant_pages import HOSTILE
 from tests.support.console.word_server import word_server
 from tests.support.platform.background_worker import working
 from tests.support.platform.console_world import World, make_world

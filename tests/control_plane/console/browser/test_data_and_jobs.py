@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from control_plane.adapters import service as adapters
+from control_plane.datasets import suites
 from control_plane.jobs import service as jobs
 from tests.control_plane.console.browser.conftest import Server
 from tests.support.console.browser_pages import DESKTOP, TIMEOUT_MS, axe
@@ -127,6 +128,28 @@ def test_charts_zoom_with_pointer_and_keyboard_and_compare_runs(page: Page, worl
     page.wait_for_url(f"**/{world.evaluated}?compare={world.running}*")
     assert page.locator("[data-charts] .run-2").count() > 4
     assert axe(page) == []
+
+
+def test_a_suite_is_added_after_the_reason_of_its_refusal_was_read(page: Page, world: World, tmp_path: Path) -> None:
+    file = tmp_path / "our exam.jsonl"
+    file.write_text('{"id": 1, "prompt": "What is a tram?"}\n{"id": 2}\n')
+    page.goto("/console/datasets/suites")
+    page.get_by_label("File").set_input_files(str(file))
+    page.get_by_text("The file has id, prompt.").wait_for()
+    assert page.get_by_label("Name").input_value() == "our-exam"
+    page.get_by_label("Field").fill("prompt")
+    page.get_by_role("button", name="Add suite").click()
+    page.get_by_text("row 2 of our exam.jsonl has no text in prompt").wait_for()
+    assert axe(page) == []
+    file.write_text('{"id": 1, "prompt": "What is a tram?"}\n')
+    page.get_by_label("File").set_input_files(str(file))
+    page.get_by_label("Field").fill("prompt")
+    page.get_by_role("button", name="Add suite").click()
+    page.get_by_text("The suite was added.").wait_for()
+    page.get_by_role("row", name=re.compile("our-exam")).get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    page.get_by_text("Deleted.").wait_for()
+    assert "our-exam" not in {suite.name for suite in suites.list_suites(world.platform, world.tenant)}
 
 
 def test_a_failed_job_starts_again(page: Page, world: World) -> None:

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from control_plane.adapters import service as adapters
 from control_plane.tenants.tables import console_sessions
 from tests.control_plane.console.browser.conftest import Server
-from tests.control_plane.console.test_pages import PAGES
 from tests.support.console.browser_pages import DESKTOP, PHONE, axe
+from tests.support.console.tenant_pages import PAGES
 from tests.support.platform.console_world import World
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from control_plane.capacity import nodes
 from control_plane.composition import identity_provider
 from control_plane.platform.context import Platform
 from control_plane.tenants import members
-from tests.control_plane.console.test_operator_pages import OPERATOR_PAGES
-from tests.control_plane.console.test_pages import HOSTILE
 from tests.support.console.browser_pages import DESKTOP, PHONE, axe, profile
-from tests.support.platform.operator_world import OperatorWorld, make_operator_world, pools_file
+from tests.support.console.tenant_pages import HOSTILE
+from tests.support.platform.operator_world import OPERATOR_PAGES, OperatorWorld, make_operator_world, pools_file
 from tests.support.processes.openid_provider import CLIENT, SECRET, Provider, openid_provider
 from tests.support.servers.served_app import served
 
@@ -150,3 +149,29 @@ def test_an_operator_drains_a_node_by_keyboard_and_reads_hours_in_their_own_zone
         hour,
         page.evaluate("(m) => new Date(m).toLocaleDateString('en-GB', {weekday: 'short', day: 'numeric'})", moment),
     )
+
+
+def test_an_open_queue_updates_by_itself_and_keeps_the_place_and_what_is_typed(
+    context: BrowserContext, provider: Provider, world: OperatorWorld
+) -> None:
+    page = context.new_page()
+    sign_in(page, provider.person("grace@example.com", groups=["ft-operators"]), "/console/operator/queue")
+    page.set_viewport_size(PHONE)
+    scrolled = page.get_by_role("group", name="Timeline of pool small")
+    scrolled.focus()
+    scrolled.evaluate("(one) => { one.scrollLeft = 120; }")
+    job = world.queue.job(world.beta, gpus=1, hours=1)
+    world.queue.round()
+    page.get_by_text(job).first.wait_for()
+    assert scrolled.evaluate("(one) => [one.scrollLeft, one === document.activeElement]") == [120, True]
+    page.goto("/console/operator/nodes")
+    reason = page.get_by_label("Reason for draining small-1")
+    reason.fill("being ty")
+    page.get_by_role("heading", name="Nodes").click()
+    with page.expect_response(lambda answer: answer.url.endswith("/nodes") and answer.status == 200):
+        nodes.drain(world.platform, "small-0", reason="hot", by="cli:test")
+    assert reason.input_value() == "being ty"
+    assert page.get_by_text("hot", exact=False).count() == 0, "the part waits until nothing is typed in it"
+    reason.fill("")
+    page.get_by_role("heading", name="Nodes").click()
+    page.get_by_text("hot · cli:test").wait_for()
