@@ -22,7 +22,6 @@ MAX_ALPHA = hyperparameters.LIMITS["alpha"].high
 """Same as at submission. With extreme values the product overflows in half precision, and one adapter's NaN reaches other tenants'
 caches."""
 UNSUPPORTED: Mapping[str, str] = {
-    "use_dora": "DoRA",
     "lora_bias": "biases on the LoRA matrices",
     "modules_to_save": "modules saved whole (modules_to_save)",
     "trainable_token_indices": "trainable tokens",
@@ -52,6 +51,10 @@ PLAIN_STARTS = frozenset(("gaussian", "orthogonal", "eva"))
 OUTSIDE_LAYERS = frozenset(("lm_head", "embed_tokens", "embed_in", "embed_out", "wte", "wpe", "score", "classifier"))
 """Heads and embeddings: a server would need a copy of them for each adapter, and those with a changed vocabulary cannot be batched."""
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+MAGNITUDE = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_magnitude_vector")
+"""Lengths of the rows of a weight, of shape (out,), which DoRA trains."""
+NEEDS_MERGE = "needs_merge"
+"""Code of the refusal of a sound adapter that only a merged model can contain."""
 OTHER_TENSORS: Mapping[str, str] = {
     "lora_embedding_": "trains the embedding",
     "lora_magnitude_vector": "belongs to DoRA",
@@ -71,6 +74,11 @@ class Refusal:
 
     code: str
     detail: str
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the adapter is not what its training should have made, so that it is quarantined."""
+        return self.code != NEEDS_MERGE
 
 
 def of_config(config: object, *, served_name: str, max_rank: int) -> list[Refusal]:
@@ -138,6 +146,9 @@ def _switches(config: Mapping[str, Any]) -> Iterator[Refusal]:
     for key in sorted(config.keys() - UNSUPPORTED.keys() - HARMLESS):
         if config[key]:
             yield _unsupported(key[:80], config[key], "a switch that no server here knows")
+    if config.get("use_dora"):
+        detail = "vLLM serves no DoRA adapters; export it merged (`ft export NAME --format merged`) and run it on a server of its own, "
+        yield Refusal(code=NEEDS_MERGE, detail=detail + "or train without use_dora")
     if config.get("bias", "none") != "none":
         yield _unsupported("bias", config["bias"], "trained biases cannot be served; train with bias='none'")
 
@@ -186,26 +197,27 @@ def of_tensors(config: Mapping[str, Any], weights: Mapping[str, TensorInfo], bas
 
     1. There are tensors, each of a type that servers read.
     2. Each is half of a pair on a linear layer of the base, inside of its blocks.
-    3. Its shape follows from the base's and from the config's rank for that module.
+    3. Its shape follows from the base's and from the config's rank for that module; DoRA adds a number for each row.
     4. The config's target modules and the tensors' modules are the same.
     """
     if not weights:
         return [Refusal(code="empty_adapter", detail="the adapter holds no tensors")]
     found = [*_types(weights)]
     sides: dict[str, set[str]] = {}
+    magnitudes = {name: match for name in weights if config.get("use_dora") and (match := MAGNITUDE.fullmatch(name))}
     for name, info in weights.items():
-        match = TENSOR.fullmatch(name)
+        match = magnitudes.get(name) or TENSOR.fullmatch(name)
         base = base_shapes.get(f"{match['module']}.weight") if match else None
         if match is None or base is None or len(base) != 2 or match["module"].rsplit(".", 1)[-1] in OUTSIDE_LAYERS:
             found.append(Refusal(code="unknown_module", detail=f"tensor {name[:160]} {_what(name)}"))
             continue
-        sides.setdefault(match["module"], set()).add(match["side"])
-        rank = rank_of(config, match["module"])
-        wanted = (rank, base[1]) if match["side"] == "A" else (base[0], rank)
+        side, rank = "magnitude" if name in magnitudes else match["side"], rank_of(config, match["module"])
+        sides.setdefault(match["module"], set()).add(side)
+        wanted = {"A": (rank, base[1]), "B": (base[0], rank), "magnitude": (base[0],)}[side]
         if info.shape != wanted:
             detail = f"tensor {name} has shape {list(info.shape)}, base model and rank need {list(wanted)}"
             found.append(Refusal(code="shape_mismatch", detail=detail))
-    return [*found, *_pairing(sides), *_targets(config, sides.keys(), base_shapes)]
+    return [*found, *_pairing(sides, dora=bool(config.get("use_dora"))), *_targets(config, sides.keys(), base_shapes)]
 
 
 def _types(weights: Mapping[str, TensorInfo]) -> Iterator[Refusal]:
@@ -220,10 +232,12 @@ def _what(name: str) -> str:
     return next((what for part, what in OTHER_TENSORS.items() if part in name), "belongs to no linear module of the base model")
 
 
-def _pairing(sides: Mapping[str, set[str]]) -> Iterator[Refusal]:
+def _pairing(sides: Mapping[str, set[str]], *, dora: bool) -> Iterator[Refusal]:
+    needed = {"A", "B", "magnitude"} if dora else {"A", "B"}
     for module, found in sides.items():
-        if found != {"A", "B"}:
-            yield Refusal(code="unpaired_tensor", detail=f"module {module} has only lora_{next(iter(found))}; both are needed")
+        if found != needed:
+            has = " and ".join(f"lora_{side}" for side in sorted(found))
+            yield Refusal(code="unpaired_tensor", detail=f"module {module} has only {has}; {'all three' if dora else 'both'} are needed")
 
 
 def _targets(config: Mapping[str, Any], adapted: Sequence[str] | Any, base_shapes: Mapping[str, Sequence[int]]) -> Iterator[Refusal]:
