@@ -66,8 +66,8 @@ class Settings:
     """``FT_INFERENCE_TOKEN``: sent as bearer token to every inference server, and required by the embedded one. Default: a token made for
     this installation, ``<home>/inference.token``."""
     max_lora_rank: int = MAX_RANK
-    """``FT_MAX_LORA_RANK``: highest rank of an adapter that jobs train and servers load (their ``--max-lora-rank``): 8, 16, 32, 64, 128, 256,
-    320 or 512. Servers keep memory for adapters of this rank. Default 128."""
+    """``FT_MAX_LORA_RANK``: highest rank of an adapter that jobs train and servers load (their ``--max-lora-rank``): 8, 16, 32, 64, 128,
+    256, 320 or 512. Servers keep memory for adapters of this rank. Default 128."""
     drain_s: float = 5.0
     """``FT_DRAIN_S``: seconds that a withdrawn adapter stays loaded, for requests that were on their way. Default 5."""
     base_models: tuple[Path, ...] = ()

@@ -42,7 +42,7 @@ HARMLESS = frozenset((
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config", "exclude_modules", "inference_mode",
     "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config",
     "megatron_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
-    "runtime_config", "target_modules", "task_type", "use_rslora",
+    "runtime_config", "target_modules", "task_type", "use_dora", "use_rslora",
 ))  # fmt: skip
 """Fields of PEFT 0.21 about training, or checked below. A field in neither list is a later library's switch: refused if set, because its
 effect on a server is unknown."""
@@ -55,6 +55,10 @@ MAGNITUDE = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_magnitude_vecto
 """Lengths of the rows of a weight, of shape (out,), which DoRA trains."""
 NEEDS_MERGE = "needs_merge"
 """Code of the refusal of a sound adapter that only a merged model can contain."""
+DORA_DETAIL = (
+    "vLLM serves no DoRA adapters; export it merged (`ft export NAME --format merged`) and run that model on a server of its own, or "
+    "train without use_dora"
+)
 OTHER_TENSORS: Mapping[str, str] = {
     "lora_embedding_": "trains the embedding",
     "lora_magnitude_vector": "belongs to DoRA",
@@ -147,8 +151,7 @@ def _switches(config: Mapping[str, Any]) -> Iterator[Refusal]:
         if config[key]:
             yield _unsupported(key[:80], config[key], "a switch that no server here knows")
     if config.get("use_dora"):
-        detail = "vLLM serves no DoRA adapters; export it merged (`ft export NAME --format merged`) and run it on a server of its own, "
-        yield Refusal(code=NEEDS_MERGE, detail=detail + "or train without use_dora")
+        yield Refusal(code=NEEDS_MERGE, detail=DORA_DETAIL)
     if config.get("bias", "none") != "none":
         yield _unsupported("bias", config["bias"], "trained biases cannot be served; train with bias='none'")
 

@@ -32,7 +32,9 @@ LIMITS: Mapping[str, Limit] = {
     "use_rslora": Limit(kind="flag"),
     "use_dora": Limit(kind="flag"),
     "init_lora_weights": Limit(kind="word", words=PISSA, because="other initializations change nothing, or cannot be served"),
-    "loraplus_lr_ratio": Limit(kind="float", low=1, high=1000, because="the rate of the B matrices as a multiple of that of the A matrices"),
+    "loraplus_lr_ratio": Limit(
+        kind="float", low=1, high=1000, because="the rate of the B matrices as a multiple of that of the A matrices"
+    ),
     "max_seq_len": Limit(kind="int", low=64),
     "max_steps": Limit(kind="int", low=1, high=10_000_000),
     "schedule": Limit(kind="word", words=("linear", "cosine", "constant")),
@@ -197,7 +199,8 @@ def _sharding_rules(strategy: str, optimizer: str, precision: str, requested: Ma
     for name in WHOLE_WEIGHTS:
         if requested.get(name):
             yield refusal(
-                name, f"{name} reads whole weights of the base on each GPU, but strategy {strategy} shards training; use ddp, or leave it out"
+                name,
+                f"{name} reads whole weights of the base on each GPU, but strategy {strategy} shards training; use ddp, or leave it out",
             )
 
 
@@ -231,7 +234,9 @@ def _rank_rules(c: Combination) -> Iterator[InvalidRequest]:
             "rank", f"rank {rank} with PiSSA ends as an adapter of rank {2 * rank}, and the servers load {shown}; use one of {fitting}"
         )
     if c.pissa and 2 * float(c.settings["alpha"]) > LIMITS["alpha"].high:
-        yield refusal("alpha", f"alpha {c.settings['alpha']:g} doubles with PiSSA, beyond {LIMITS['alpha'].high:g}; use at most half of that")
+        yield refusal(
+            "alpha", f"alpha {c.settings['alpha']:g} doubles with PiSSA, beyond {LIMITS['alpha'].high:g}; use at most half of that"
+        )
 
 
 def _pissa_rules(c: Combination) -> Iterator[InvalidRequest]:
@@ -242,7 +247,9 @@ def _pissa_rules(c: Combination) -> Iterator[InvalidRequest]:
         if c.requested.get(name):
             yield refusal(name, f"{name} {does} the base's largest singular values, which PiSSA trains; leave it out, or set it to 0")
     if c.requested.get("use_dora"):
-        yield refusal("use_dora", "use_dora and init_lora_weights cannot be combined: DoRA's adapters are no plain LoRA; leave one of them out")
+        yield refusal(
+            "use_dora", "use_dora and init_lora_weights cannot be combined: DoRA's adapters are no plain LoRA; leave one of them out"
+        )
     if c.settings["optimizer"] == "adafactor":
         yield refusal(
             "optimizer",

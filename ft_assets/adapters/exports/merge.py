@@ -32,7 +32,7 @@ def merge(base_dir: Path, adapter_dir: Path, target: Path) -> int:
     if not (adapter_dir / package.WEIGHTS).is_file():
         return _take_over(adapter_dir, target)
     found = package.read(adapter_dir)
-    pairs = _pairs(load_file(adapter_dir / package.WEIGHTS))
+    pairs = _pairs(load_file(adapter_dir / package.WEIGHTS), dora=bool(found.config.get("use_dora")))
     config = json.loads((base_dir / "config.json").read_text())
     if "lm_head" in pairs and ties_embeddings(config):
         raise FtError("the adapter changes lm_head, which this base shares with its embedding: they cannot be merged", code="export_failed")
@@ -79,14 +79,14 @@ class _Change:
     """Lengths of the rows of the changed weight (DoRA); None: as they come out."""
 
 
-def _pairs(weights: Mapping[str, torch.Tensor]) -> dict[str, _Change]:
+def _pairs(weights: Mapping[str, torch.Tensor], *, dora: bool) -> dict[str, _Change]:
     """Returns the change of each module."""
     sides: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in weights.items():
         pair, magnitude = package.TENSOR.fullmatch(name), package.MAGNITUDE.fullmatch(name)
         if pair is not None:
             sides.setdefault(pair["module"], {})[pair["side"]] = tensor
-        elif magnitude is not None:
+        elif magnitude is not None and dora:
             sides.setdefault(magnitude["module"], {})["magnitude"] = tensor
         else:
             raise FtError(f"tensor {name} of the adapter is not a LoRA matrix and cannot be merged", code="export_failed")

@@ -119,7 +119,9 @@ def test_interrupted_preference_methods(method: str, adapter: Any, every: int, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [replace(LORA, use_dora=True), replace(LORA, dropout=0.0, init_lora_weights="pissa")], ids=["dora", "pissa"])
+@pytest.mark.parametrize(
+    "lora", [replace(LORA, use_dora=True), replace(LORA, dropout=0.0, init_lora_weights="pissa")], ids=["dora", "pissa"]
+)
 def test_interrupted_preferences_with_other_adapters(lora: LoraSettings, site: Site, tmp_path: Path) -> None:
     given = site.run("dpo", lora=lora)
     assert_exact_when_interrupted(lambda name: Training(run_file=replace(given, work_dir=tmp_path / name)), every=29)
