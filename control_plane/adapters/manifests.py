@@ -12,8 +12,7 @@ from ft_assets.adapters import cluster, llm_d, servers
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
 from ft_assets.adapters.llm_d import Pool
 from ft_assets.adapters.record import FULL, AdapterRecord
-from ft_assets.adapters.servability import MAX_RANK
-from ft_assets.base_models import BaseModel
+from ft_assets.base_models import MAX_RANK, BaseModel
 from ft_assets.errors import Conflict, InvalidRequest
 from ft_assets.training import model_shapes
 from ft_assets.training.model_shapes import ModelShape

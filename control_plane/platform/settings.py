@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
 from ft_assets.layout import checked_id
-from ft_assets.training.requested_hyperparameters import ENGINE_RANKS, MAX_RANK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_assets.adapters.tensors import FLOATS, TensorInfo
+from ft_assets.base_models import ENGINE_RANKS
 from ft_assets.training import requested_hyperparameters as hyperparameters
 
-RANKS = hyperparameters.ENGINE_RANKS
-MAX_RANK = hyperparameters.MAX_RANK
-"""The limit at submission is the limit here."""
 MAX_ALPHA = hyperparameters.LIMITS["alpha"].high
 """Same as at submission. With extreme values the product overflows in half precision, and one adapter's NaN reaches other tenants'
 caches."""
@@ -99,8 +97,8 @@ def _malformed(config: object) -> Iterator[Refusal]:
         yield _bad(f"it is a {type(config).__name__}, not an object")
         return
     for key, value in (("r", config.get("r")), *_pairs(config, "rank_pattern")):
-        if type(value) is not int or not 0 < value <= max(RANKS):
-            yield _bad(f"{key} is {_short(value)}, not a whole number from 1 to {max(RANKS)}")
+        if type(value) is not int or not 0 < value <= max(ENGINE_RANKS):
+            yield _bad(f"{key} is {_short(value)}, not a whole number from 1 to {max(ENGINE_RANKS)}")
     for key, value in (("lora_alpha", config.get("lora_alpha")), *_pairs(config, "alpha_pattern")):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_ALPHA:
             yield _bad(f"{key} is {_short(value)}, not a number above 0 and at most {MAX_ALPHA:g}")
@@ -174,8 +172,8 @@ def _unsupported(key: str, value: object, why: str) -> Refusal:
 
 def _ranks(config: Mapping[str, Any], max_rank: int) -> Iterator[Refusal]:
     for rank in sorted({config["r"], *(config.get("rank_pattern") or {}).values()}):
-        if rank not in RANKS or rank > max_rank:
-            allowed = ", ".join(str(r) for r in RANKS if r <= max_rank)
+        if rank not in ENGINE_RANKS or rank > max_rank:
+            allowed = ", ".join(str(r) for r in ENGINE_RANKS if r <= max_rank)
             yield Refusal(code="rank_not_servable", detail=f"rank {rank} is not one of {allowed}; train with one of these")
 
 

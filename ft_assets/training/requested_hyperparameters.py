@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.methods import Limit
 
-ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM 0.33 accepts at start (its ``MaxLoRARanks``)."""
-MAX_RANK = 128
-"""Highest rank that servers accept (``--max-lora-rank``), unless the deployment sets another (``FT_MAX_LORA_RANK``)."""
 PISSA = ("pissa", "pissa_niter_4", "pissa_niter_8", "pissa_niter_16", "pissa_niter_32")
 """Initializations of an adapter by the largest singular values of each weight: exactly, or by so many subspace iterations."""
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")

@@ -19,8 +19,7 @@ from ft_assets.adapters import cluster, llm_d, servers
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
 from ft_assets.adapters.llm_d import Pool
 from ft_assets.adapters.record import AdapterRecord
-from ft_assets.adapters.servability import MAX_RANK
-from ft_assets.base_models import Catalogue
+from ft_assets.base_models import MAX_RANK, Catalogue
 from ft_assets.errors import FtError
 from ft_assets.telemetry.logs import warn_once
 from resources.launcher.kubernetes_api import DEPLOYMENTS, PODS, STATEFUL_SETS, KubernetesApi, Resource

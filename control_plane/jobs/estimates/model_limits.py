@@ -16,12 +16,12 @@ from control_plane.jobs.submission import MAX_METADATA_PAIRS, MAX_SEED, MAX_SUFF
 from control_plane.platform.context import Platform
 from control_plane.quotas.rules import Ask, Usage, admit
 from control_plane.tenants.rules import TIERS, Tenant
-from ft_assets.base_models import BaseModel
+from ft_assets.base_models import ENGINE_RANKS, BaseModel
 from ft_assets.errors import FtError
 from ft_assets.training import methods
 from ft_assets.training.methods import Limit
 from ft_assets.training.recipes import ADAPTERS, Recipe
-from ft_assets.training.requested_hyperparameters import ENGINE_RANKS, HARDWARE, LIMITS
+from ft_assets.training.requested_hyperparameters import HARDWARE, LIMITS
 
 
 def model_limits(platform: Platform, *, model: str | None = None) -> list[ModelLimits]:

@@ -27,6 +27,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
 from ft_assets.evals.gate.gates import ALPHA, ALPHA_HARM
 from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.evals.scoring import significance
@@ -34,7 +35,6 @@ from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.evals.scoring.scores import FORMAT
 from ft_assets.evals.suites.answer_metrics import json_valid
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT
-from ft_assets.training.requested_hyperparameters import ENGINE_RANKS, MAX_RANK
 from ft_assets.training.stored_specs import global_batch_size
 
 MIN_STEPS = 8

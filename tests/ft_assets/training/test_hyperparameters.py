@@ -195,7 +195,7 @@ QLORA, FULL = {"adapter": "qlora"}, {"adapter": "full"}
         ({"target_modules": "all-linear"}, FULL, "hyperparameters.target_modules", "use lora"),
         ({"loraplus_lr_ratio": 16}, FULL, "hyperparameters.loraplus_lr_ratio", "use lora"),
         ({"use_dora": True}, {"hardware": {"strategy": "fsdp2", "num_gpus": 2}}, "hyperparameters.use_dora", "use ddp"),
-        ({"init_lora_weights": "pissa"}, {"hardware": {"strategy": "zero2", "num_gpus": 2}}, "hyperparameters.init_lora_weights", "use ddp"),
+        ({"init_lora_weights": "pissa"}, {"hardware": {"strategy": "zero2"}}, "hyperparameters.init_lora_weights", "use ddp"),
         ({"neftune_noise_alpha": 5}, {"method": "dpo"}, "hyperparameters.neftune_noise_alpha", "use sft"),
         ({"double_quantization": False}, FULL, "hyperparameters.double_quantization", "use qlora"),
         ({"precision": "fp16"}, FULL, "hyperparameters.precision", "use bf16 or fp32, or an adapter"),

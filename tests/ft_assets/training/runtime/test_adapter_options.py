@@ -119,10 +119,10 @@ def test_the_scale_of_rslora_is_alpha_by_the_root_of_the_rank(files: tuple[Path,
 
 def test_dora_trains_as_in_peft_and_can_be_merged_but_not_served(files: tuple[Path, Path], tmp_path: Path) -> None:
     base, _ = files
-    run = trained(files, tmp_path / "dora", use_dora=True)
-    peft, expected = of_peft(files, r=4, lora_alpha=8, use_dora=True)
+    run = trained(files, tmp_path / "dora", rank=8, use_dora=True)
+    peft, expected = of_peft(files, r=8, lora_alpha=8, use_dora=True)
     assert losses(run) == pytest.approx(expected, rel=1e-4)
-    assert losses(run)[1:] != pytest.approx(losses(trained(files, tmp_path / "lora"))[1:], rel=1e-4), "magnitudes are trained"
+    assert losses(run)[1:] != pytest.approx(losses(trained(files, tmp_path / "lora", rank=8))[1:], rel=1e-4), "magnitudes are trained"
     torch.testing.assert_close(served(base, run), logits(peft), atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(merged(base, run, tmp_path / "merged"), served(base, run), atol=1e-5, rtol=1e-4)
     assert refusals(base, run) == {"needs_merge"}
