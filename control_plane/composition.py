@@ -95,7 +95,8 @@ def _servers(settings: Settings, models: Catalogue) -> ModelServers | None:
         from resources.inference.kubernetes_servers import KubernetesServers  # the client takes half a second to import
         from resources.launcher.kubernetes_api import KubernetesApi
 
-        return KubernetesServers(connect=KubernetesApi.from_environment, configured=partial(cluster_settings, settings), models=models)
+        configured, max_rank = partial(cluster_settings, settings), settings.max_lora_rank
+        return KubernetesServers(connect=KubernetesApi.from_environment, configured=configured, models=models, max_rank=max_rank)
     return LocalServers(settings, models) if settings.embedded_inference else None
 
 

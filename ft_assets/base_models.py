@@ -32,6 +32,10 @@ REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 CONFIG_FILES = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CHANGED = "base_model_changed"
 """Error code for bytes that are not the pinned ones: the platform's fault, and final for callers that were promised the pinned ones."""
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters with which vLLM 0.33 can be started (its ``MaxLoRARanks``)."""
+MAX_RANK = 128
+"""Highest rank that servers load (``--max-lora-rank``), unless the deployment sets another (``FT_MAX_LORA_RANK``)."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PINNED = ("repo", "revision", "digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")
 """Fields that a model without files on this machine must state."""

@@ -216,7 +216,8 @@ def build(case: Case) -> Any:
     add_fused_lm_head(model)
     if not case.full:
         names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-        lora = LoraConfig(r=case.rank, lora_alpha=2 * case.rank, lora_dropout=case.dropout, target_modules=names, task_type="CAUSAL_LM")
+        options: dict[str, Any] = {"lora_dropout": case.dropout, "target_modules": names, "use_dora": case.use_dora}
+        lora = LoraConfig(r=case.rank, lora_alpha=2 * case.rank, task_type="CAUSAL_LM", **options)
         model = get_peft_model(model, lora)
         for parameter in model.parameters():
             if parameter.requires_grad:

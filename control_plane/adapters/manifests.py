@@ -12,7 +12,7 @@ from ft_assets.adapters import cluster, llm_d, servers
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
 from ft_assets.adapters.llm_d import Pool
 from ft_assets.adapters.record import FULL, AdapterRecord
-from ft_assets.base_models import BaseModel
+from ft_assets.base_models import MAX_RANK, BaseModel
 from ft_assets.errors import Conflict, InvalidRequest
 from ft_assets.training import model_shapes
 from ft_assets.training.model_shapes import ModelShape
@@ -36,7 +36,8 @@ def pool(platform: Platform, model: str, *, replicas: int = 2, max_loras: int = 
     """Return the YAML of the servers of a base model in its present state; the first lines say what to configure on the platform."""
     base = platform.models.card(model)
     settings = cluster_settings(platform.settings)
-    requested = pool_of(base, replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras)
+    rank = platform.settings.max_lora_rank
+    requested = pool_of(base, replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras, max_rank=rank)
     return _settings_comment(requested, settings) + cluster.to_yaml(pool_objects(requested, settings))
 
 
@@ -48,12 +49,12 @@ def pool_objects(pool: Pool, settings: ClusterSettings) -> list[Manifest]:
         raise InvalidRequest(f"no pool for {pool.base_model}: {e}", code="invalid_cluster") from e
 
 
-def pool_of(base: BaseModel, *, replicas: int = 2, max_loras: int = 8, max_cpu_loras: int = 256) -> Pool:
+def pool_of(base: BaseModel, *, replicas: int = 2, max_loras: int = 8, max_cpu_loras: int = 256, max_rank: int = MAX_RANK) -> Pool:
     """Return the pool of a base model's present bytes."""
     try:
         return Pool(
             base_model=base.id, base_digest=base.digest, shape=_shape(base), context_length=base.context_length, replicas=replicas,
-            max_loras=max_loras, max_cpu_loras=max_cpu_loras,
+            max_loras=max_loras, max_cpu_loras=max_cpu_loras, max_rank=max_rank,
         )  # fmt: skip
     except ValueError as e:
         raise InvalidRequest(f"no pool for {base.id}: {e}", code="invalid_cluster") from e

@@ -53,7 +53,7 @@ def register(
 
     Lineage is taken from the job's row and must be complete. If the job requires approval, the draft waits for it from the start, however
     the job ends. An adapter that the servers could not serve is quarantined whatever its verdict, and so is a whole model that does not
-    match its base, for the reasons returned. The caller moves the job.
+    match its base, for the reasons returned; a DoRA adapter, which only a merged model can contain, is not. The caller moves the job.
     """
     with platform.engine.connect() as conn:
         job = conn.execute(sa.select(jobs).where(jobs.c.tenant_id == tenant, jobs.c.id == job_id)).one_or_none()
@@ -68,7 +68,7 @@ def register(
         write = whole_model.write if whole_model.is_whole(directory) else package.write
         sha256 = write(directory, made, served_name=job.model, base_digest=job.base_digest)
         refused = unservable(platform, job.model, made)
-        passed = verdict.passed and not refused
+        passed = verdict.passed and not any(refusal.is_fault for refusal in refused)
         record = check_complete(
             _record(job, id_, report, made, sha256, eval_report_key=eval_report_key, passed=passed, now=platform.clock())
         )
@@ -149,7 +149,8 @@ def unservable(platform: Platform, base_model: str, directory: Path) -> list[Ref
         )
     if whole_model.is_whole(directory):
         return whole_model.verify(directory, base_dir=base.directory)
-    return package.verify(directory, base_shapes=tensors.module_shapes(base.directory), served_name=base_model)
+    shapes, max_rank = tensors.module_shapes(base.directory), platform.settings.max_lora_rank
+    return package.verify(directory, base_shapes=shapes, served_name=base_model, max_rank=max_rank)
 
 
 def _record(

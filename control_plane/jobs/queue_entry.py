@@ -53,7 +53,7 @@ def mark_packed(
         model = platform.models.get_pinned(job.model, job.base_digest)
         evaluation_s = expected_time.evaluation_s(model)
         evaluation_gpus = job_plan.evaluation_gpus(
-            configured_pools.planned(platform), model, adapter=spec.adapter, rank=spec.lora.rank if spec.lora else 0, tier=job.tier
+            configured_pools.planned(platform), model, adapter=spec.adapter, rank=spec.lora.saved_rank if spec.lora else 0, tier=job.tier
         )
         gpu_seconds = expected_s * spec.world_size + evaluation_s * evaluation_gpus
         if waits and found is not None:

@@ -326,6 +326,19 @@ class EstimatedTokens(ApiModel):
     """Training tokens over all epochs."""
 
 
+class EstimatedResult(ApiModel):
+    """The model that a job would make, and whether vLLM can serve it."""
+
+    type: Literal["lora_adapter", "full_model"]
+    """Kind of model."""
+    rank: int | None
+    """Rank of the finished adapter, twice the trained one with PiSSA; null for `full_model`."""
+    serving: Literal["shared_server", "own_server", "none"]
+    """`shared_server`: beside other adapters of its base; `own_server`: alone, on GPUs of its own; `none`: only after an export."""
+    detail: str
+    """The same in words, with the next step."""
+
+
 class EstimatedFile(ApiModel):
     """How much of a mixture's file an epoch would read."""
 
@@ -386,6 +399,8 @@ class Estimate(ApiModel):
     """Effect the job would have on this month's GPU-hours."""
     recipe: str
     """Recipe that supplies the defaults, as `name@version`."""
+    result: EstimatedResult
+    """The model that the job would make."""
     memory: JsonObject
     """Memory estimate per GPU: `per_gpu_bytes`, its `parts`, the GPU's own `gpu_bytes`, and the placement it leads to."""
     assumptions: list[str]

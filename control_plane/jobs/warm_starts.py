@@ -30,7 +30,8 @@ from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
-from ft_assets.training.spec import WarmStart
+from ft_assets.training.spec import LoraSettings, WarmStart
+from ft_assets.typed_json import from_json
 
 REFERENCES = ("ft:", "adp-", "ftjob-", "ftckpt_")
 """Prefixes of references; base model ids never start with them."""
@@ -77,7 +78,12 @@ def on_base(platform: Platform, tenant: str, request: JobRequest) -> tuple[JobRe
 
 def _kept(requested: Mapping[str, Any], source: WarmStartSource) -> Mapping[str, Any]:
     """Fill the source's fixed values into `requested`; a differing value is refused."""
-    for name, value in source.lora.items():
+    if requested.get("init_lora_weights") not in (None, "auto"):
+        raise _mismatch(
+            f"init_lora_weights begins with the base's singular values, and {source.adapter} with its own matrices; leave one of them out",
+            "hyperparameters.init_lora_weights",
+        )
+    for name, value in {"use_rslora": False, "use_dora": False, **source.lora}.items():
         if requested.get(name) not in (None, "auto") and not _same(requested[name], value):
             raise _mismatch(
                 f"{name} {str(requested[name])[:80]} differs from the {value} of {source.adapter}; leave it out, or "
@@ -169,21 +175,24 @@ def _checkpoint(platform: Platform, tenant: str, this: sa.ColumnElement[bool], r
     name = f"{row.job_id}:step-{row.step}"
     if not lora:
         raise _mismatch(f"{name} is of a full-parameter job; only LoRA adapters can be started from", param)
+    trained = from_json(LoraSettings, lora, ignore_unknown=True)
     return WarmStartSource(
         adapter=name,
         manifest_sha256=row.manifest_sha256,
         base_model=row.model,
         base_digest=row.base_digest,
         object_prefix=row.object_prefix,
-        lora=_lora(lora),
+        lora=_lora({**lora, "rank": trained.saved_rank, "alpha": trained.saved_alpha}),
         checkpoint_id=row.id,
     )
 
 
 def _lora(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings that a job from this adapter or checkpoint must have. PiSSA ends as plain LoRA of twice the rank."""
     modules = settings.get("target_modules", "all-linear")
     modules = modules if isinstance(modules, str) else list(modules)
-    return {"rank": settings["rank"], "alpha": settings["alpha"], "target_modules": modules}
+    kinds = {name: settings[name] for name in ("use_rslora", "use_dora") if settings.get(name)}
+    return {"rank": settings["rank"], "alpha": settings["alpha"], "target_modules": modules, **kinds}
 
 
 def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:

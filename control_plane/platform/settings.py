@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
 from ft_assets.layout import checked_id
 
 
@@ -64,6 +65,9 @@ class Settings:
     inference_token: str = field(default="", repr=False)
     """``FT_INFERENCE_TOKEN``: sent as bearer token to every inference server, and required by the embedded one. Default: a token made for
     this installation, ``<home>/inference.token``."""
+    max_lora_rank: int = MAX_RANK
+    """``FT_MAX_LORA_RANK``: highest rank of an adapter that jobs train and servers load (their ``--max-lora-rank``): 8, 16, 32, 64, 128,
+    256, 320 or 512. Servers keep memory for adapters of this rank. Default 128."""
     drain_s: float = 5.0
     """``FT_DRAIN_S``: seconds that a withdrawn adapter stays loaded, for requests that were on their way. Default 5."""
     base_models: tuple[Path, ...] = ()
@@ -351,6 +355,7 @@ _BY_NAME: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("heartbeat_timeout_s", "heartbeat_grace_s"), _SECONDS),
     **dict.fromkeys(("start_timeout_s", "max_restart_pause_s"), _at_least(1.0)),
     **dict.fromkeys(("prepare_runs", "run_days", "start_attempts"), _at_least(1, int)),
+    "max_lora_rank": _checked(int, f"use one of {', '.join(map(str, ENGINE_RANKS))}, the ranks of vLLM", ENGINE_RANKS.__contains__),
     "hung_after_s": _at_least(6.0),  # a probe alone may take 5 s
     "dagster_hosts": lambda text: _words(text.lower()),
     "object_store_networks": lambda text: tuple(str(ipaddress.ip_network(word)) for word in _words(text)),

@@ -343,7 +343,7 @@ def _inference(settings: Settings) -> Service:
         name=INFERENCE,
         argv=(
             sys.executable, "-m", "resources.inference", "--model-dir", str(model), "--served-name", DEMO_MODEL,
-            "--host", "127.0.0.1", "--port", str(settings.inference_port),
+            "--host", "127.0.0.1", "--port", str(settings.inference_port), "--max-lora-rank", str(settings.max_lora_rank),
         ),
         probe=http_ok(f"{url}/health", token=lambda: inference_token(settings)), url=lambda: url,
         port=settings.inference_port, port_variable="FT_INFERENCE_PORT", required=False,

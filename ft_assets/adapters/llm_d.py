@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ft_assets.adapters import cluster, serving_index
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
-from ft_assets.adapters.servability import MAX_RANK, RANKS
+from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
 from ft_assets.training.model_shapes import ModelShape
 
 COMPONENT = "adapter-pool"
@@ -45,8 +45,8 @@ class Pool:
     picker_port: int = 9002
 
     def __post_init__(self) -> None:
-        if self.max_rank not in RANKS:
-            raise ValueError(f"max_rank {self.max_rank} is not one that vLLM can be started with: {', '.join(map(str, RANKS))}")
+        if self.max_rank not in ENGINE_RANKS:
+            raise ValueError(f"max_rank {self.max_rank} is not one that vLLM can be started with: {', '.join(map(str, ENGINE_RANKS))}")
         if not 1 <= self.max_loras <= self.max_cpu_loras:
             raise ValueError(f"max_loras {self.max_loras} is outside 1..max_cpu_loras ({self.max_cpu_loras}); raise max_cpu_loras")
 

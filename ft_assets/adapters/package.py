@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ft_assets.adapters import servability, tensors
-from ft_assets.adapters.servability import MAX_RANK, RANKS, TENSOR, Refusal, rank_of, scale_of
+from ft_assets.adapters.servability import MAGNITUDE, TENSOR, Refusal, rank_of, scale_of
 from ft_assets.adapters.tensors import TensorInfo
+from ft_assets.base_models import MAX_RANK
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import IntegrityError
 
@@ -158,6 +159,6 @@ def check_files(directory: Path, *, manifest_sha256: str) -> list[Refusal]:
 
 
 __all__ = [
-    "ALLOWED_FILES", "CONFIG", "MANIFEST", "MAX_RANK", "RANKS", "TENSOR", "WEIGHTS", "Package", "Refusal", "check_files", "listed_files",
+    "ALLOWED_FILES", "CONFIG", "MAGNITUDE", "MANIFEST", "MAX_RANK", "TENSOR", "WEIGHTS", "Package", "Refusal", "check_files", "listed_files",
     "manifest_files", "odd_files", "rank_of", "read", "scale_of", "unsafe_files", "verify", "write", "write_manifest",
 ]  # fmt: skip

@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_assets.adapters.tensors import FLOATS, TensorInfo
+from ft_assets.base_models import ENGINE_RANKS
 from ft_assets.training import requested_hyperparameters as hyperparameters
 
-RANKS = hyperparameters.ENGINE_RANKS
-MAX_RANK = hyperparameters.MAX_RANK
-"""The limit at submission is the limit here."""
 MAX_ALPHA = hyperparameters.LIMITS["alpha"].high
 """Same as at submission. With extreme values the product overflows in half precision, and one adapter's NaN reaches other tenants'
 caches."""
 UNSUPPORTED: Mapping[str, str] = {
-    "use_dora": "DoRA",
     "lora_bias": "biases on the LoRA matrices",
     "modules_to_save": "modules saved whole (modules_to_save)",
     "trainable_token_indices": "trainable tokens",
@@ -43,7 +40,7 @@ HARMLESS = frozenset((
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config", "exclude_modules", "inference_mode",
     "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config",
     "megatron_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
-    "runtime_config", "target_modules", "task_type", "use_rslora",
+    "runtime_config", "target_modules", "task_type", "use_dora", "use_rslora",
 ))  # fmt: skip
 """Fields of PEFT 0.21 about training, or checked below. A field in neither list is a later library's switch: refused if set, because its
 effect on a server is unknown."""
@@ -52,6 +49,14 @@ PLAIN_STARTS = frozenset(("gaussian", "orthogonal", "eva"))
 OUTSIDE_LAYERS = frozenset(("lm_head", "embed_tokens", "embed_in", "embed_out", "wte", "wpe", "score", "classifier"))
 """Heads and embeddings: a server would need a copy of them for each adapter, and those with a changed vocabulary cannot be batched."""
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+MAGNITUDE = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_magnitude_vector")
+"""Lengths of the rows of a weight, of shape (out,), which DoRA trains."""
+NEEDS_MERGE = "needs_merge"
+"""Code of the refusal of a sound adapter that only a merged model can contain."""
+DORA_DETAIL = (
+    "vLLM serves no DoRA adapters; export it merged (`ft export NAME --format merged`) and run that model on a server of its own, or "
+    "train without use_dora"
+)
 OTHER_TENSORS: Mapping[str, str] = {
     "lora_embedding_": "trains the embedding",
     "lora_magnitude_vector": "belongs to DoRA",
@@ -72,6 +77,11 @@ class Refusal:
     code: str
     detail: str
 
+    @property
+    def is_fault(self) -> bool:
+        """Whether the adapter is not what its training should have made, so that it is quarantined."""
+        return self.code != NEEDS_MERGE
+
 
 def of_config(config: object, *, served_name: str, max_rank: int) -> list[Refusal]:
     """Returns the reasons in the config. A malformed config is refused for that alone (``malformed_config``)."""
@@ -87,8 +97,8 @@ def _malformed(config: object) -> Iterator[Refusal]:
         yield _bad(f"it is a {type(config).__name__}, not an object")
         return
     for key, value in (("r", config.get("r")), *_pairs(config, "rank_pattern")):
-        if type(value) is not int or not 0 < value <= max(RANKS):
-            yield _bad(f"{key} is {_short(value)}, not a whole number from 1 to {max(RANKS)}")
+        if type(value) is not int or not 0 < value <= max(ENGINE_RANKS):
+            yield _bad(f"{key} is {_short(value)}, not a whole number from 1 to {max(ENGINE_RANKS)}")
     for key, value in (("lora_alpha", config.get("lora_alpha")), *_pairs(config, "alpha_pattern")):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_ALPHA:
             yield _bad(f"{key} is {_short(value)}, not a number above 0 and at most {MAX_ALPHA:g}")
@@ -138,6 +148,8 @@ def _switches(config: Mapping[str, Any]) -> Iterator[Refusal]:
     for key in sorted(config.keys() - UNSUPPORTED.keys() - HARMLESS):
         if config[key]:
             yield _unsupported(key[:80], config[key], "a switch that no server here knows")
+    if config.get("use_dora"):
+        yield Refusal(code=NEEDS_MERGE, detail=DORA_DETAIL)
     if config.get("bias", "none") != "none":
         yield _unsupported("bias", config["bias"], "trained biases cannot be served; train with bias='none'")
 
@@ -160,8 +172,8 @@ def _unsupported(key: str, value: object, why: str) -> Refusal:
 
 def _ranks(config: Mapping[str, Any], max_rank: int) -> Iterator[Refusal]:
     for rank in sorted({config["r"], *(config.get("rank_pattern") or {}).values()}):
-        if rank not in RANKS or rank > max_rank:
-            allowed = ", ".join(str(r) for r in RANKS if r <= max_rank)
+        if rank not in ENGINE_RANKS or rank > max_rank:
+            allowed = ", ".join(str(r) for r in ENGINE_RANKS if r <= max_rank)
             yield Refusal(code="rank_not_servable", detail=f"rank {rank} is not one of {allowed}; train with one of these")
 
 
@@ -186,26 +198,27 @@ def of_tensors(config: Mapping[str, Any], weights: Mapping[str, TensorInfo], bas
 
     1. There are tensors, each of a type that servers read.
     2. Each is half of a pair on a linear layer of the base, inside of its blocks.
-    3. Its shape follows from the base's and from the config's rank for that module.
+    3. Its shape follows from the base's and from the config's rank for that module; DoRA adds a number for each row.
     4. The config's target modules and the tensors' modules are the same.
     """
     if not weights:
         return [Refusal(code="empty_adapter", detail="the adapter holds no tensors")]
     found = [*_types(weights)]
     sides: dict[str, set[str]] = {}
+    magnitudes = {name: match for name in weights if config.get("use_dora") and (match := MAGNITUDE.fullmatch(name))}
     for name, info in weights.items():
-        match = TENSOR.fullmatch(name)
+        match = magnitudes.get(name) or TENSOR.fullmatch(name)
         base = base_shapes.get(f"{match['module']}.weight") if match else None
         if match is None or base is None or len(base) != 2 or match["module"].rsplit(".", 1)[-1] in OUTSIDE_LAYERS:
             found.append(Refusal(code="unknown_module", detail=f"tensor {name[:160]} {_what(name)}"))
             continue
-        sides.setdefault(match["module"], set()).add(match["side"])
-        rank = rank_of(config, match["module"])
-        wanted = (rank, base[1]) if match["side"] == "A" else (base[0], rank)
+        side, rank = "magnitude" if name in magnitudes else match["side"], rank_of(config, match["module"])
+        sides.setdefault(match["module"], set()).add(side)
+        wanted = {"A": (rank, base[1]), "B": (base[0], rank), "magnitude": (base[0],)}[side]
         if info.shape != wanted:
             detail = f"tensor {name} has shape {list(info.shape)}, base model and rank need {list(wanted)}"
             found.append(Refusal(code="shape_mismatch", detail=detail))
-    return [*found, *_pairing(sides), *_targets(config, sides.keys(), base_shapes)]
+    return [*found, *_pairing(sides, dora=bool(config.get("use_dora"))), *_targets(config, sides.keys(), base_shapes)]
 
 
 def _types(weights: Mapping[str, TensorInfo]) -> Iterator[Refusal]:
@@ -220,10 +233,12 @@ def _what(name: str) -> str:
     return next((what for part, what in OTHER_TENSORS.items() if part in name), "belongs to no linear module of the base model")
 
 
-def _pairing(sides: Mapping[str, set[str]]) -> Iterator[Refusal]:
+def _pairing(sides: Mapping[str, set[str]], *, dora: bool) -> Iterator[Refusal]:
+    needed = {"A", "B", "magnitude"} if dora else {"A", "B"}
     for module, found in sides.items():
-        if found != {"A", "B"}:
-            yield Refusal(code="unpaired_tensor", detail=f"module {module} has only lora_{next(iter(found))}; both are needed")
+        if found != needed:
+            has = " and ".join(f"lora_{side}" for side in sorted(found))
+            yield Refusal(code="unpaired_tensor", detail=f"module {module} has only {has}; {'all three' if dora else 'both'} are needed")
 
 
 def _targets(config: Mapping[str, Any], adapted: Sequence[str] | Any, base_shapes: Mapping[str, Sequence[int]]) -> Iterator[Refusal]:

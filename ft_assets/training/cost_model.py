@@ -137,9 +137,10 @@ def flops_per_token(case: Case) -> float:
     adapter = 0 if case.full else shape.lora_parameters(case.rank)
     head = shape.vocab * shape.hidden
     attention = 4.0 * shape.num_attention_layers * shape.q_size * _keys(case)
-    blocks = 2.0 * (shape.active_parameters + adapter) + attention
+    twice = 2.0 * shape.active_parameters if case.use_dora and case.dropout else 0.0  # DoRA drops out inputs of the base too
+    blocks = 2.0 * (shape.active_parameters + adapter) + attention + twice
     trained = shape.active_parameters + head - (0 if case.train_experts else shape.active_expert_parameters) if case.full else adapter
-    backward = 2.0 * (shape.active_parameters + adapter + head + trained) + 2.0 * attention
+    backward = 2.0 * (shape.active_parameters + adapter + head + trained) + 2.0 * attention + twice
     recomputed = blocks if case.gradient_checkpointing else 0.0
     again = (_passes(case) - 2) * (blocks + 2.0 * head)
     return blocks + 2.0 * head + backward + recomputed + again

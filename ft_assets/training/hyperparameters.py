@@ -19,6 +19,7 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.recipes import AdapterKind, Default, Recipe, select
 from ft_assets.training.requested_hyperparameters import (
+    MAX_RANK,
     SPLITS_WEIGHTS,
     Combination,
     check_combination,
@@ -41,11 +42,19 @@ from ft_assets.training.spec import (
 )
 
 Precision = Literal["fp32", "bf16", "fp16"]
-EXPERTS: Mapping[str, Default] = {
+OF_EVERY_RECIPE: Mapping[str, Default] = {
+    "min_lr_ratio": Default(value=0.0, source="the schedules of transformers end at 0"),
+    "layer_lr_decay": Default(value=1.0, source="one rate for all blocks, as every recipe's source trains"),
+    "adam_beta1": Default(value=0.9, source="AdamW paper; PyTorch's default"),
+    "adam_epsilon": Default(value=1e-8, source="AdamW paper; PyTorch's default"),
+    "neftune_noise_alpha": Default(value=0.0, source="off: the NEFTune paper's gain (5, 10 or 15) is in longer answers, not in knowledge"),
+    "use_rslora": Default(value=False, source="the recipes' alpha is for alpha / rank"),
+    "use_dora": Default(value=False, source="vLLM serves no DoRA adapters"),
+    "loraplus_lr_ratio": Default(value=1.0, source="off: the LoRA+ paper's ratio (2 to 16) needs a rate of its own"),
     "train_experts": Default(value=True, source="adapter full trains every parameter; without experts it needs a fraction of the memory"),
     "train_router": Default(value=False, source="Unsloth's guide to Qwen3: fine-tuning the router of a mixture is off by default"),
 }
-"""Defaults of what is trained in a mixture of experts, whatever the recipe."""
+"""Defaults of what no recipe sets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +101,10 @@ class Plan:
     """Whether the GPUs of the job have kernels of flash and flex attention."""
 
     def value(self, name: str) -> Any:
-        """As requested, else the recipe's value for this method."""
-        return self.requested.get(name, self.recipe.value(name, method=self.method))
+        """As requested, else the recipe's value for this method, or that of every recipe."""
+        if name in self.requested:
+            return self.requested[name]
+        return OF_EVERY_RECIPE[name].value if name in OF_EVERY_RECIPE else self.recipe.value(name, method=self.method)
 
     @property
     def attention(self) -> Attention:
@@ -109,12 +120,20 @@ class Plan:
         return str(self.value("optimizer"))
 
     @property
-    def rank(self) -> int | None:
-        return None if self.adapter == "full" else int(self.value("rank"))
-
-    def trains(self, name: str) -> bool:
-        """Returns the value of one of ``EXPERTS``, as requested or its default."""
-        return bool(self.requested.get(name, EXPERTS[name].value))
+    def lora(self) -> LoraSettings | None:
+        """None for full parameters."""
+        if self.adapter == "full":
+            return None
+        rank = int(self.value("rank"))
+        return LoraSettings(
+            rank=rank,
+            alpha=float(self.requested.get("alpha", rank * float(self.recipe.value("alpha_over_rank", method=self.method)))),
+            dropout=float(self.value("dropout")),
+            target_modules=self.value("target_modules"),
+            use_rslora=self.value("use_rslora"),
+            use_dora=self.value("use_dora"),
+            init_lora_weights=self.requested.get("init_lora_weights"),
+        )
 
     @property
     def quantization(self) -> Quantization | None:
@@ -139,21 +158,22 @@ def plan(
     hardware: Mapping[str, Any] | None = None,
     has_bf16: bool = True,
     has_flash: bool = False,
+    max_rank: int = MAX_RANK,
 ) -> Plan:
     """Validates `requested` and fixes what packing needs. Raises ``InvalidRequest`` (``invalid_hyperparameter``) naming the value.
 
     `known`: recipes to choose from, by default those that ship. `has_bf16`: whether the job's GPUs compute in bfloat16 (those before Ampere
-    do not). `has_flash`: whether they have kernels of flash and flex attention (CPUs and GPUs before Ampere do not).
+    do not). `has_flash`: whether they have kernels of flash and flex attention (CPUs and GPUs before Ampere do not). `max_rank`: highest
+    rank that the servers load.
     """
     chosen = select(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe, known=known)
     values, gpus = checked(requested, method=method), checked_hardware(hardware)
     if (default := chosen.value("num_gpus", method=method)) != "auto":
         gpus.setdefault("num_gpus", int(default))
     precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=has_bf16)
-    check_combination(Combination(method=method, adapter=adapter, precision=precision, requested=values, hardware=gpus))
-    if (attention := values.get("attention", "sdpa")) != "sdpa" and not has_flash:
-        raise refusal("attention", f"{attention} has no kernels for this hardware (requires Ampere or newer GPUs); use sdpa")
-    return Plan(
+    if "init_lora_weights" in values:  # PEFT's guide to PiSSA: both would work on the base's own singular values
+        values = {"dropout": 0.0, "weight_decay": 0.0} | values
+    found = Plan(
         recipe=chosen,
         model=model,
         method=method,
@@ -165,6 +185,23 @@ def plan(
         strategy=gpus.get("strategy"),
         method_settings=_method_settings(values, chosen, method),
         has_flash=has_flash,
+    )
+    check_combination(_combination(found, gpus, max_rank))
+    if (attention := values.get("attention", "sdpa")) != "sdpa" and not has_flash:
+        raise refusal("attention", f"{attention} has no kernels for this hardware (requires Ampere or newer GPUs); use sdpa")
+    return found
+
+
+def _combination(found: Plan, hardware: Mapping[str, Any], max_rank: int) -> Combination:
+    lora = {} if found.lora is None else {"rank": found.lora.rank, "alpha": found.lora.alpha}
+    return Combination(
+        method=found.method,
+        adapter=found.adapter,
+        precision=found.precision,
+        requested=found.requested,
+        hardware=hardware,
+        settings={"schedule": found.value("schedule"), "optimizer": found.optimizer, **lora},
+        max_rank=max_rank,
     )
 
 
@@ -229,11 +266,11 @@ def resolve(
         warm_start=warm_start,
         max_seq_len=plan.max_seq_len,
         optimization=optimization,
-        lora=None if plan.adapter == "full" else _lora(plan),
+        lora=plan.lora,
         quantization=plan.quantization,
         checkpoint=CheckpointPolicy(every_steps=int(plan.requested.get("checkpoint_every_steps", default_cadence(steps)))),
-        train_experts=plan.trains("train_experts"),
-        train_router=plan.trains("train_router"),
+        train_experts=plan.value("train_experts"),
+        train_router=plan.value("train_router"),
         precision=plan.precision,
         attention=plan.attention,
         gradient_checkpointing=plan.gradient_checkpointing
@@ -304,8 +341,13 @@ def _optimization(plan: Plan, pack: PackFacts, *, world_size: int, fits: int | N
         warmup_ratio=float(plan.value("warmup_ratio")),
         weight_decay=float(plan.value("weight_decay")),
         max_grad_norm=float(plan.value("max_grad_norm")),
-        adam_betas=(0.9, float(plan.value("adam_beta2"))),
+        min_lr_ratio=float(plan.value("min_lr_ratio")),
+        adam_betas=(float(plan.value("adam_beta1")), float(plan.value("adam_beta2"))),
+        adam_epsilon=float(plan.value("adam_epsilon")),
         optimizer=plan.optimizer,
+        loraplus_lr_ratio=float(plan.value("loraplus_lr_ratio")),
+        layer_lr_decay=float(plan.value("layer_lr_decay")),
+        neftune_noise_alpha=float(plan.value("neftune_noise_alpha")),
         max_steps=plan.requested.get("max_steps"),
         early_stopping=_early_stopping(plan.requested),
     )
@@ -346,12 +388,5 @@ def _strategy(plan: Plan, fitted: Strategy | None, world_size: int) -> Strategy:
         )
     if plan.adapter == "qlora" and chosen in SPLITS_WEIGHTS:
         chosen = "zero2"
-    check_placement(strategy=chosen, optimizer=plan.optimizer, precision=plan.precision)
+    check_placement(strategy=chosen, optimizer=plan.optimizer, precision=plan.precision, requested=plan.requested)
     return chosen
-
-
-def _lora(plan: Plan) -> LoraSettings:
-    rank = int(plan.value("rank"))
-    alpha = plan.requested.get("alpha", rank * float(plan.recipe.value("alpha_over_rank", method=plan.method)))
-    modules = plan.value("target_modules")
-    return LoraSettings(rank=rank, alpha=float(alpha), dropout=float(plan.value("dropout")), target_modules=modules)

@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.methods import Limit
 
-ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM 0.33 accepts at start (its ``MaxLoRARanks``)."""
-MAX_RANK = 128
-"""Highest rank that our servers accept (``--max-lora-rank``)."""
-SERVABLE_RANKS = tuple(r for r in ENGINE_RANKS if r <= MAX_RANK)
-"""Ranks that our servers load. An adapter of another rank would train and then be quarantined."""
+PISSA = ("pissa", "pissa_niter_4", "pissa_niter_8", "pissa_niter_16", "pissa_niter_32")
+"""Initializations of an adapter by the largest singular values of each weight: exactly, or by so many subspace iterations."""
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 """Linear layers of a block that the servers can adapt; the last two are those of Phi-4. Which of them a model has: ``adapter_modules``."""
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
@@ -25,17 +22,28 @@ LIMITS: Mapping[str, Limit] = {
     "batch_size": Limit(kind="int", low=1, high=4096, because="rows (packed windows, pairs, answers) in an optimizer step"),
     "learning_rate_multiplier": Limit(kind="float", low=0, high=100, above_low=True, because="it multiplies the recipe's rate"),
     "learning_rate": Limit(kind="float", low=0, high=1, above_low=True),
-    "rank": Limit(kind="int", allowed=SERVABLE_RANKS, because=f"the inference servers load only these ranks, up to {MAX_RANK}"),
+    "rank": Limit(kind="int", allowed=ENGINE_RANKS, because="the inference servers load no other ranks"),
     "alpha": Limit(kind="float", low=0, high=4096, above_low=True),
     "dropout": Limit(kind="float", low=0, high=0.9),
     "target_modules": Limit(kind="modules", words=MODULES, because="the inference servers adapt only these layers, not lm_head"),
+    "use_rslora": Limit(kind="flag"),
+    "use_dora": Limit(kind="flag"),
+    "init_lora_weights": Limit(kind="word", words=PISSA, because="other initializations change nothing, or cannot be served"),
+    "loraplus_lr_ratio": Limit(
+        kind="float", low=1, high=1000, because="the rate of the B matrices as a multiple of that of the A matrices"
+    ),
     "max_seq_len": Limit(kind="int", low=64),
     "max_steps": Limit(kind="int", low=1, high=10_000_000),
     "schedule": Limit(kind="word", words=("linear", "cosine", "constant")),
     "warmup_ratio": Limit(kind="float", low=0, high=0.5),
+    "min_lr_ratio": Limit(kind="float", low=0, high=1, because="the rate at the end as a share of learning_rate"),
+    "layer_lr_decay": Limit(kind="float", low=0.5, high=1, because="it multiplies the rate once per block, from the last one down"),
     "weight_decay": Limit(kind="float", low=0, high=1),
     "max_grad_norm": Limit(kind="float", low=0, high=1000, above_low=True),
+    "adam_beta1": Limit(kind="float", low=0, high=0.999),
     "adam_beta2": Limit(kind="float", low=0.5, high=0.9999),
+    "adam_epsilon": Limit(kind="float", low=0, high=0.001, above_low=True),
+    "neftune_noise_alpha": Limit(kind="float", low=0, high=100),
     "optimizer": Limit(kind="word", words=("adamw_torch", "adamw_8bit", "adafactor")),
     "per_device_batch_size": Limit(kind="int", low=1, high=1024, because="rows in a micro-batch of one GPU; batch_size does not change"),
     "gradient_checkpointing": Limit(kind="flag"),
@@ -64,10 +72,12 @@ UNSERVABLE: Mapping[str, str] = {
     "modules_to_save": "modules that are trained whole cannot be served beside other adapters; use adapter full for a separate model",
     "bias": "trained biases cannot be served with an adapter; leave it out",
     "lora_bias": "biases on an adapter cannot be served; leave it out",
-    "use_dora": "DoRA adapters cannot be served; use a higher rank instead",
-    "use_rslora": "set the scale with alpha instead: alpha = rank x scale",
-    "init_lora_weights": "initializations that change the base (PiSSA, OLoRA) cannot be served alongside other adapters; leave it out",
-    "trainable_token_indices": "new or trained tokens cannot be served with an adapter; use adapter full",
+    "trainable_token_indices": "an adapter with rows of the embedding cannot be served beside others; use adapter full, which trains all",
+    **dict.fromkeys(
+        ("added_tokens", "add_tokens", "new_special_tokens", "resize_vocab"),
+        "an adapter with new rows of the embedding cannot be served beside others, and adapter full keeps the base's tokenizer; write "
+        "markers as text that the tokenizer has, or add the tokens to the base model, which an operator then registers as one of its own",
+    ),
 }
 """Well-known options of the library that are not offered, with the reason."""
 
@@ -127,7 +137,10 @@ def _unknown(name: str, method: str, own: Mapping[str, Limit]) -> str:
 
 
 EXPERT_SETTINGS = ("train_experts", "train_router")
-LORA_SETTINGS = ("rank", "alpha", "dropout", "target_modules")
+LORA_SETTINGS = ("rank", "alpha", "dropout", "target_modules", "use_rslora", "use_dora", "init_lora_weights", "loraplus_lr_ratio")
+ADAM_SETTINGS = ("adam_beta1", "adam_beta2", "adam_epsilon")
+WHOLE_WEIGHTS = ("use_dora", "init_lora_weights")
+"""Kinds of adapters that read whole weights of the base: norms of their rows, or their singular values."""
 QUANTIZATION_SETTINGS = ("quantization", "double_quantization")
 REPLICATES = frozenset(("single", "ddp"))
 """Strategies under which each rank holds everything; the others shard at least the optimizer states."""
@@ -142,6 +155,14 @@ class Combination:
     precision: str
     requested: Mapping[str, Any]
     hardware: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    """Rank, alpha, schedule and optimizer, as requested or by the recipe; neither rank nor alpha for ``full``."""
+    max_rank: int = MAX_RANK
+    """Highest rank that the servers load."""
+
+    @property
+    def pissa(self) -> bool:
+        return "init_lora_weights" in self.requested
 
 
 def check_combination(c: Combination) -> None:
@@ -151,15 +172,15 @@ def check_combination(c: Combination) -> None:
             raise objection
 
 
-def check_placement(*, strategy: str, optimizer: str, precision: str) -> None:
+def check_placement(*, strategy: str, optimizer: str, precision: str, requested: Mapping[str, Any]) -> None:
     """The same check for a strategy that the memory estimate chose."""
-    for objection in _sharding_rules(strategy, optimizer, precision):
+    for objection in _sharding_rules(strategy, optimizer, precision, requested):
         raise objection
 
 
-def _sharding_rules(strategy: str, optimizer: str, precision: str) -> Iterator[InvalidRequest]:
+def _sharding_rules(strategy: str, optimizer: str, precision: str, requested: Mapping[str, Any]) -> Iterator[InvalidRequest]:
     """Settings that require every rank to hold everything. Adafactor: its rows and columns are sums over a whole matrix; 8-bit AdamW:
-    its blocks cross the cuts; fp16: losses are scaled by all gradients, on each rank alone."""
+    its blocks cross the cuts; fp16: losses are scaled by all gradients, on each rank alone; DoRA and PiSSA: they read whole weights."""
     if strategy in REPLICATES or strategy == "None":
         return
     if optimizer != "adamw_torch":
@@ -172,6 +193,12 @@ def _sharding_rules(strategy: str, optimizer: str, precision: str) -> Iterator[I
         yield refusal(
             "precision", f"fp16 loss scaling does not support sharded gradients, which strategy {strategy} uses; use bf16, or ddp"
         )
+    for name in WHOLE_WEIGHTS:
+        if requested.get(name):
+            yield refusal(
+                name,
+                f"{name} reads whole weights of the base on each GPU, but strategy {strategy} shards training; use ddp, or leave it out",
+            )
 
 
 def _adapter_rules(c: Combination) -> Iterator[InvalidRequest]:
@@ -188,6 +215,56 @@ def _adapter_rules(c: Combination) -> Iterator[InvalidRequest]:
     for name in QUANTIZATION_SETTINGS:
         if name in c.requested and c.adapter != "qlora":
             yield refusal(name, f"{name} applies to a base in 4 bits, and the adapter is {c.adapter}; use qlora, or leave it out")
+
+
+def _rank_rules(c: Combination) -> Iterator[InvalidRequest]:
+    """The finished adapter is one that the servers load. PiSSA's has twice the rank that is trained, and alpha grows with it."""
+    if c.adapter == "full":
+        return
+    rank, servable = int(c.settings["rank"]), [r for r in ENGINE_RANKS if r <= c.max_rank]
+    shown = ", ".join(map(str, servable))
+    if not c.pissa and rank not in servable:
+        yield refusal("rank", f"rank {rank} exceeds the {c.max_rank} that this deployment's servers load; use one of {shown}")
+    if c.pissa and 2 * rank not in servable:
+        fitting = ", ".join(str(r // 2) for r in servable if r % 2 == 0 and r // 2 in ENGINE_RANKS) or "none"
+        yield refusal(
+            "rank", f"rank {rank} with PiSSA ends as an adapter of rank {2 * rank}, and the servers load {shown}; use one of {fitting}"
+        )
+    if c.pissa and 2 * float(c.settings["alpha"]) > LIMITS["alpha"].high:
+        yield refusal(
+            "alpha", f"alpha {c.settings['alpha']:g} doubles with PiSSA, beyond {LIMITS['alpha'].high:g}; use at most half of that"
+        )
+
+
+def _pissa_rules(c: Combination) -> Iterator[InvalidRequest]:
+    """PiSSA's matrices begin as a part of the base's weights: what works on them works on that part."""
+    if not c.pissa:
+        return
+    for name, does in (("dropout", "would drop parts of"), ("weight_decay", "would shrink")):
+        if c.requested.get(name):
+            yield refusal(name, f"{name} {does} the base's largest singular values, which PiSSA trains; leave it out, or set it to 0")
+    if c.requested.get("use_dora"):
+        yield refusal(
+            "use_dora", "use_dora and init_lora_weights cannot be combined: DoRA's adapters are no plain LoRA; leave one of them out"
+        )
+    if c.settings["optimizer"] == "adafactor":
+        yield refusal(
+            "optimizer",
+            "adafactor scales updates by means over a whole matrix, half of which PiSSA keeps as it began; use adamw_torch or adamw_8bit",
+        )
+
+
+def _rate_rules(c: Combination) -> Iterator[InvalidRequest]:
+    if c.requested.get("min_lr_ratio") and c.settings["schedule"] == "constant":
+        yield refusal("min_lr_ratio", "min_lr_ratio has no effect with schedule constant; use cosine or linear, or leave it out")
+    for name in ADAM_SETTINGS:
+        if name in c.requested and c.settings["optimizer"] == "adafactor":
+            yield refusal(name, f"{name} has no effect with optimizer adafactor; leave it out, or use adamw_torch")
+    if c.requested.get("neftune_noise_alpha") and methods.get(c.method).pack != "windows":
+        yield refusal(
+            "neftune_noise_alpha",
+            f"method {c.method} compares probabilities of answers, which noise would change at random; leave it out, or use sft",
+        )
 
 
 def _precision_rules(c: Combination) -> Iterator[InvalidRequest]:
@@ -216,7 +293,7 @@ def _strategy_rules(c: Combination) -> Iterator[InvalidRequest]:
         yield _hardware_refusal(f"strategy single uses one GPU, but hardware.num_gpus is {num_gpus}; leave one of them out")
     if strategy not in (None, "single") and num_gpus == 1:
         yield _hardware_refusal(f"strategy {strategy} needs several GPUs, but hardware.num_gpus is 1; request 2 or more, or leave it out")
-    yield from _sharding_rules(str(strategy), str(c.requested.get("optimizer", "adamw_torch")), c.precision)
+    yield from _sharding_rules(str(strategy), str(c.settings["optimizer"]), c.precision, c.requested)
 
 
 def _pack_rules(c: Combination) -> Iterator[InvalidRequest]:
@@ -247,6 +324,9 @@ def _hardware_refusal(message: str, *, param: str = "hardware.strategy") -> Inva
 
 RULES: tuple[Callable[[Combination], Iterator[InvalidRequest]], ...] = (
     _adapter_rules,
+    _rank_rules,
+    _pissa_rules,
+    _rate_rules,
     _precision_rules,
     _strategy_rules,
     _pack_rules,

@@ -23,6 +23,34 @@ class LoraSettings:
     alpha: float
     dropout: float = 0.05
     target_modules: str | tuple[str, ...] = "all-linear"
+    use_rslora: bool = False
+    """Scales the product of the matrices by alpha / sqrt(rank) instead of alpha / rank (rsLoRA, Kalajdzievski 2023)."""
+    use_dora: bool = False
+    """Trains the length of each row of a weight beside its direction (DoRA, Liu et al. 2024)."""
+    init_lora_weights: str | None = None
+    """``pissa`` or ``pissa_niter_N`` (PiSSA, Meng et al. 2024); None: A is random and B is 0."""
+
+    @property
+    def saved_rank(self) -> int:
+        """Rank of the finished adapter. PiSSA's holds what was trained and what it began with."""
+        return 2 * self.rank if self.init_lora_weights else self.rank
+
+    @property
+    def saved_alpha(self) -> float:
+        """Alpha that gives the finished adapter's rank the trained scale."""
+        if not self.init_lora_weights:
+            return self.alpha
+        return self.alpha * (math.sqrt(2) if self.use_rslora else 2)
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether it reads whole weights of the base, so that every GPU must hold them: DoRA norms, PiSSA singular values."""
+        return self.use_dora or self.init_lora_weights is not None
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product of the two matrices."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +102,18 @@ class Optimization:
     warmup_ratio: float = 0.03
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+    min_lr_ratio: float = 0.0
+    """Rate at the end of the schedule, as a share of `learning_rate`."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_epsilon: float = 1e-8
     optimizer: str = "adamw_torch"
+    loraplus_lr_ratio: float = 1.0
+    """Rate of an adapter's B matrices, as a multiple of `learning_rate` (LoRA+, Hayou et al. 2024)."""
+    layer_lr_decay: float = 1.0
+    """Factor of a block's rate from the last block, which has `learning_rate`, to each one before it; the embedding comes before the
+    first."""
+    neftune_noise_alpha: float = 0.0
+    """Scale of the noise on embeddings (NEFTune, Jain et al. 2023); 0: none."""
     max_steps: int | None = None
     """Maximum optimizer steps; None: `num_epochs` decides."""
     early_stopping: EarlyStopping | None = None

@@ -19,7 +19,7 @@ from ft_assets.adapters import cluster, llm_d, servers
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
 from ft_assets.adapters.llm_d import Pool
 from ft_assets.adapters.record import AdapterRecord
-from ft_assets.base_models import Catalogue
+from ft_assets.base_models import MAX_RANK, Catalogue
 from ft_assets.errors import FtError
 from ft_assets.telemetry.logs import warn_once
 from resources.launcher.kubernetes_api import DEPLOYMENTS, PODS, STATEFUL_SETS, KubernetesApi, Resource
@@ -45,6 +45,8 @@ class KubernetesServers:
     configured: Callable[[], ClusterSettings]
     """Called on first use, so that a mistake in them stops no process."""
     models: Catalogue
+    max_rank: int = MAX_RANK
+    """Highest rank that the servers of pools load."""
     clock: Callable[[], float] = time.monotonic
     _applied: dict[str, tuple[Sequence[Manifest], float]] = field(default_factory=dict, init=False)
     """By name of a Deployment or StatefulSet: its objects, and until when they count as applied."""
@@ -90,7 +92,7 @@ class KubernetesServers:
         """Return the pools of models that the catalogue has; as long as one is missing from it, no pool is deleted."""
         for model, size in self.settings.pools.items():
             try:
-                yield manifests.pool_of(self.models.card(model), **size)
+                yield manifests.pool_of(self.models.card(model), max_rank=self.max_rank, **size)
             except FtError as error:
                 warn_once(log, f"pool {model} is left out: {error.message}")
 

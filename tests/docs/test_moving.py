@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 
 from control_plane.cli.command_tree import build
 from control_plane.jobs.submission import HYPERPARAMETER_ALIASES, JobRequest
+from ft_assets.base_models import ENGINE_RANKS
 from ft_assets.datasets import shapes
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
-from ft_assets.training.requested_hyperparameters import LIMITS, SERVABLE_RANKS, checked
+from ft_assets.training.requested_hyperparameters import LIMITS, checked
 from tests.docs.moving_rows import PAGE, ROWS, many
 
 RUNNER, APP = CliRunner(), build()
@@ -129,13 +130,13 @@ def test_every_setting_of_the_table_exists_here() -> None:
     ours = [name for row in settings() for name in names(row[0].partition(":")[0].partition(" of ")[0])]
     assert set(ours) <= KNOWN
     ranks = next(row[0] for row in settings() if "lora_rank" in row[0]).partition(":")[2]
-    assert {int(n) for n in re.findall(r"\d+", ranks)} == set(SERVABLE_RANKS)
+    assert {int(n) for n in re.findall(r"\d+", ranks)} == set(ENGINE_RANKS)
 
 
 def test_a_setting_under_the_name_of_another_tool_is_refused_by_name() -> None:
     theirs = sorted({name for row in settings() for cell in row[1:] for name in names(cell)} - KNOWN)
     assert {"lora_r", "num_train_epochs", "sequence_len", "cutoff_len"} <= set(theirs)
-    for name in (*theirs, "use_dora", "use_rslora", "modules_to_save", "bias", "init_lora_weights"):
+    for name in (*theirs, "modules_to_save", "bias", "added_tokens"):
         with pytest.raises(InvalidRequest) as refused:
             checked({name: 1})
         assert (refused.value.code, refused.value.param) == ("invalid_hyperparameter", f"hyperparameters.{name}")

@@ -52,7 +52,6 @@ def rank_16_in_tensors(arrays: Arrays) -> Arrays:
         ({"change": shape(f"{LAYER}.self_attn.foo_proj", "A", 8, 64)}, "unknown_module"),
         ({"change": drop(f"{Q}.lora_B.weight")}, "unpaired_tensor"),
         ({"rank": 256}, "rank_not_servable"),
-        ({"use_dora": True}, "unsupported_feature"),
         ({"bias": "lora_only"}, "unsupported_feature"),
         ({"modules_to_save": ["lm_head"]}, "unsupported_feature"),
         ({"init_lora_weights": "pissa"}, "unsupported_feature"),

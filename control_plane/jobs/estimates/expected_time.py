@@ -244,7 +244,8 @@ def modelled(
     gpu_type = (pools.taking(available, kind_of_job) or available)[0].gpu_type
     case = Case(
         shape=job_plan.shape_of(model), adapter=spec.adapter, method=spec.method, precision=spec.precision, max_seq_len=spec.max_seq_len,
-        per_device_batch_size=spec.optimization.per_device_batch_size, rank=spec.lora.rank if spec.lora else 0,
+        per_device_batch_size=spec.optimization.per_device_batch_size, rank=spec.lora.saved_rank if spec.lora else 0,
+        use_dora=spec.lora is not None and spec.lora.use_dora, dropout=spec.lora.dropout if spec.lora else 0.0,
         quantization=spec.quantization or Quantization(), attention=spec.attention, gradient_checkpointing=spec.gradient_checkpointing,
         strategy=spec.strategy, world_size=spec.world_size, train_experts=spec.train_experts, train_router=spec.train_router,
     )  # fmt: skip

@@ -69,14 +69,15 @@ def placed(
     small dataset. What no pool could ever give to a job of `tier` is refused, regardless of what is in use or drained now.
     """
     recipes = operator_recipes.known(platform, of_job=chosen) if known is None else known
-    return placed_in(configured_pools.planned(platform), request, model, tier=tier, known=recipes, chosen=chosen)
+    pools, max_rank = configured_pools.planned(platform), platform.settings.max_lora_rank
+    return placed_in(pools, request, model, tier=tier, known=recipes, chosen=chosen, max_rank=max_rank)
 
 
 def placed_in(
     pools: Sequence[Pool], request: JobRequest, model: BaseModel, *, tier: str, known: Mapping[str, Recipe] | None = None,
-    chosen: str | None = None,
+    chosen: str | None = None, max_rank: int = requested_hyperparameters.MAX_RANK,
 ) -> Placed:  # fmt: skip
-    """The same in any pools. `known`: the recipes to choose from, by default those that ship."""
+    """The same in any pools. `known`: the recipes to choose from, by default those that ship. `max_rank`: highest that servers load."""
     pool = pool_for(pools, tier, job_class(request.adapter, model.num_parameters))
     facts = ModelFacts(id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest)
     plan = hyperparameters.plan(
@@ -89,13 +90,14 @@ def placed_in(
         hardware=request.hardware,
         has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
         has_flash=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
+        max_rank=max_rank,
     )
     shape = shape_of(model)
     plan = unpacked_if_needed(plan, shape)
     check_frozen_parts(plan, shape)
     check_target_modules(plan, shape)
     fit = fit_on(pool, plan, shape, tier=tier)
-    return Placed(plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(pools, model, adapter=plan.adapter, rank=plan.rank or 0, tier=tier))
+    return Placed(plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(pools, model, adapter=plan.adapter, rank=_rank(plan), tier=tier))
 
 
 def unpacked_if_needed(plan: Plan, shape: ModelShape) -> Plan:
@@ -128,7 +130,7 @@ def check_frozen_parts(plan: Plan, shape: ModelShape) -> None:
     """Raises ``InvalidRequest`` for settings of experts without experts, and for ZeRO where a part of a whole model stays frozen."""
     if not shape.num_experts and (named := [name for name in requested_hyperparameters.EXPERT_SETTINGS if name in plan.requested]):
         raise requested_hyperparameters.refusal(named[0], f"{named[0]} has no effect: {plan.model.id} has no experts; leave it out")
-    frozen = shape.other_parameters or (shape.num_experts and not (plan.trains("train_experts") and plan.trains("train_router")))
+    frozen = shape.other_parameters or (shape.num_experts and not (plan.value("train_experts") and plan.value("train_router")))
     if plan.adapter == "full" and frozen and str(plan.strategy).startswith("zero"):
         raise InvalidRequest(
             f"strategy {plan.strategy} saves only models whose parameters are all trained, and parts of {plan.model.id} stay frozen; use "
@@ -228,13 +230,15 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         adapter=plan.adapter,
         precision=plan.precision,
         max_seq_len=plan.max_seq_len,
-        rank=plan.rank or 0,
-        dropout=0.0 if plan.adapter == "full" else float(plan.value("dropout")),
+        rank=_rank(plan),
+        dropout=plan.lora.dropout if plan.lora else 0.0,
+        use_dora=plan.lora is not None and plan.lora.use_dora,
+        keeps_whole=plan.lora is not None and plan.lora.reads_weights,
         optimizer=plan.optimizer,
         attention=plan.attention,
         quantization=plan.quantization or Quantization(),
-        train_experts=plan.trains("train_experts"),
-        train_router=plan.trains("train_router"),
+        train_experts=plan.value("train_experts"),
+        train_router=plan.value("train_router"),
         per_device_batch_size=int(asked or plan.value("per_device_batch_size")) if asked or on_cpu else 1,
         gradient_checkpointing=plan.gradient_checkpointing if on_cpu else bool(plan.requested.get("gradient_checkpointing")),
     )
@@ -249,5 +253,12 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else 0,
         micro_batch_s=lambda tried: cost_model.micro_batch_s(tried, pool.gpu_type, tokens=tried.tokens),
     ).fit(case)
-    requested_hyperparameters.check_placement(strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision)
+    requested_hyperparameters.check_placement(
+        strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision, requested=plan.requested
+    )
     return found
+
+
+def _rank(plan: Plan) -> int:
+    """Return the rank of the finished adapter; 0 for full parameters."""
+    return plan.lora.saved_rank if plan.lora else 0

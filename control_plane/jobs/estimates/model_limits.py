@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from control_plane.billing import prices as price_lists
 from control_plane.capacity import configured_pools
@@ -15,12 +16,12 @@ from control_plane.jobs.submission import MAX_METADATA_PAIRS, MAX_SEED, MAX_SUFF
 from control_plane.platform.context import Platform
 from control_plane.quotas.rules import Ask, Usage, admit
 from control_plane.tenants.rules import TIERS, Tenant
-from ft_assets.base_models import BaseModel
+from ft_assets.base_models import ENGINE_RANKS, BaseModel
 from ft_assets.errors import FtError
 from ft_assets.training import methods
 from ft_assets.training.methods import Limit
 from ft_assets.training.recipes import ADAPTERS, Recipe
-from ft_assets.training.requested_hyperparameters import HARDWARE, LIMITS, SERVABLE_RANKS
+from ft_assets.training.requested_hyperparameters import HARDWARE, LIMITS
 
 
 def model_limits(platform: Platform, *, model: str | None = None) -> list[ModelLimits]:
@@ -32,6 +33,7 @@ def model_limits(platform: Platform, *, model: str | None = None) -> list[ModelL
 
 def _of(platform: Platform, name: str, known: Mapping[str, Recipe]) -> ModelLimits:
     """Return one model's limits; if its files are missing, `unavailable` says so and its size is left out."""
+    ranks = _ranks(platform)
     widest = max(pool.max_gpus_per_job for pool in configured_pools.planned(platform))
     limits = ModelLimits(
         model=name,
@@ -44,7 +46,7 @@ def _of(platform: Platform, name: str, known: Mapping[str, Recipe]) -> ModelLimi
             for m in methods.registered().values()
         ],
         adapters=[],
-        hyperparameters={name: _shown(limit) for name, limit in LIMITS.items()},
+        hyperparameters={name: _shown(limit) for name, limit in LIMITS.items()} | {"rank": _shown(replace(LIMITS["rank"], allowed=ranks))},
         num_gpus=[count for count in HARDWARE["num_gpus"].allowed if count <= widest],
         strategies=list(HARDWARE["strategy"].words),
         max_suffix_length=MAX_SUFFIX,
@@ -106,7 +108,12 @@ def _adapter(platform: Platform, base: BaseModel, kind: str, known: Mapping[str,
         defaults = DefaultFit(num_gpus=None, strategy=None, per_device_batch_size=None, max_seq_len=None, refused=refused)
     else:
         defaults = DefaultFit.of(placed.plan, placed.fit, refused=None)
-    return AdapterLimits(name=kind, ranks=[] if kind == "full" else list(SERVABLE_RANKS), tiers=tiers, defaults=defaults)
+    return AdapterLimits(name=kind, ranks=[] if kind == "full" else list(_ranks(platform)), tiers=tiers, defaults=defaults)
+
+
+def _ranks(platform: Platform) -> tuple[int, ...]:
+    """Ranks that this deployment's servers load."""
+    return tuple(rank for rank in ENGINE_RANKS if rank <= platform.settings.max_lora_rank)
 
 
 def _admitted(tier: str, *, full: bool, num_parameters: int) -> bool:

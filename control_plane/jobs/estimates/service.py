@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,9 @@ from control_plane.quotas import service as quotas
 from control_plane.quotas.schemas import JobQuota
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
+from ft_assets.adapters.record import FULL, LORA
+from ft_assets.adapters.servability import DORA_DETAIL
+from ft_assets.adapters.whole_model import OWN_SERVER
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets import mixture
 from ft_assets.datasets.policies import Policies
@@ -121,9 +125,23 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         starts_within_s=tier_named(tier).starts_within_s,
         quota=JobQuota(**quotas.of_estimate(platform, tenant, gpu_seconds, counted=tokens.counted).to_dict()),
         recipe=spec.recipe,
+        result=_result(spec, starts_servers=platform.servers is not None),
         memory=placed.fit.to_dict(),
         assumptions=_assumptions(placed, tokens, spec, expected, evaluation_s, pool, prices, tier, start),
     )
+
+
+def _result(spec: TrainingSpec, *, starts_servers: bool) -> schemas.EstimatedResult:
+    if spec.lora is None:
+        serving: Literal["own_server", "none"] = "own_server" if starts_servers else "none"
+        detail = "vLLM serves it alone, on GPUs of its own, once it is promoted" if starts_servers else OWN_SERVER.detail
+        return schemas.EstimatedResult(type=FULL, rank=None, serving=serving, detail=detail)
+    if spec.lora.use_dora:
+        return schemas.EstimatedResult(type=LORA, rank=spec.lora.saved_rank, serving="none", detail=DORA_DETAIL)
+    detail = "vLLM serves it beside other adapters of its base"
+    if spec.lora.init_lora_weights:
+        detail += f": PiSSA's rank {spec.lora.rank} ends as an ordinary adapter of rank {spec.lora.saved_rank} on the unchanged base"
+    return schemas.EstimatedResult(type=LORA, rank=spec.lora.saved_rank, serving="shared_server", detail=detail)
 
 
 def _mixed(

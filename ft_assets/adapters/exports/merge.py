@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def merge(base_dir: Path, adapter_dir: Path, target: Path) -> int:
     if not (adapter_dir / package.WEIGHTS).is_file():
         return _take_over(adapter_dir, target)
     found = package.read(adapter_dir)
-    pairs = _pairs(load_file(adapter_dir / package.WEIGHTS))
+    pairs = _pairs(load_file(adapter_dir / package.WEIGHTS), dora=bool(found.config.get("use_dora")))
     config = json.loads((base_dir / "config.json").read_text())
     if "lm_head" in pairs and ties_embeddings(config):
         raise FtError("the adapter changes lm_head, which this base shares with its embedding: they cannot be merged", code="export_failed")
@@ -44,7 +45,7 @@ def merge(base_dir: Path, adapter_dir: Path, target: Path) -> int:
                 weights[name] = file.get_tensor(name)
                 module = module_name(name, str(config.get("model_type", ""))).removesuffix(".weight")
                 if module in left:
-                    weights[name] = _merged(weights[name], *pairs[module], scale=package.scale_of(found.config, module))
+                    weights[name] = _merged(weights[name], pairs[module], scale=package.scale_of(found.config, module))
                     left.discard(module)
         save_file(weights, target / shard.name, metadata=metadata)
     if left:
@@ -68,16 +69,32 @@ def _take_over(model_dir: Path, target: Path) -> int:
     return len(shards)
 
 
-def _pairs(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Returns A and B of each module."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Change:
+    """What an adapter trains of one module."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    magnitude: torch.Tensor | None
+    """Lengths of the rows of the changed weight (DoRA); None: as they come out."""
+
+
+def _pairs(weights: Mapping[str, torch.Tensor], *, dora: bool) -> dict[str, _Change]:
+    """Returns the change of each module."""
     sides: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in weights.items():
-        match = package.TENSOR.fullmatch(name)
-        if match is None:
+        pair, magnitude = package.TENSOR.fullmatch(name), package.MAGNITUDE.fullmatch(name)
+        if pair is not None:
+            sides.setdefault(pair["module"], {})[pair["side"]] = tensor
+        elif magnitude is not None and dora:
+            sides.setdefault(magnitude["module"], {})["magnitude"] = tensor
+        else:
             raise FtError(f"tensor {name} of the adapter is not a LoRA matrix and cannot be merged", code="export_failed")
-        sides.setdefault(match["module"], {})[match["side"]] = tensor
-    return {module: (found["A"], found["B"]) for module, found in sides.items()}
+    return {module: _Change(a=found["A"], b=found["B"], magnitude=found.get("magnitude")) for module, found in sides.items()}
 
 
-def _merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, scale: float) -> Any:
-    return (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype).contiguous()
+def _merged(weight: torch.Tensor, change: _Change, *, scale: float) -> Any:
+    whole = weight.float() + scale * (change.b.float() @ change.a.float())
+    if change.magnitude is not None:
+        whole *= (change.magnitude.float() / torch.linalg.norm(whole, dim=1))[:, None]
+    return whole.to(weight.dtype).contiguous()

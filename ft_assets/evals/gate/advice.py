@@ -27,6 +27,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
 from ft_assets.evals.gate.gates import ALPHA, ALPHA_HARM
 from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.evals.scoring import significance
@@ -34,7 +35,6 @@ from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.evals.scoring.scores import FORMAT
 from ft_assets.evals.suites.answer_metrics import json_valid
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT
-from ft_assets.training.requested_hyperparameters import SERVABLE_RANKS
 from ft_assets.training.stored_specs import global_batch_size
 
 MIN_STEPS = 8
@@ -275,8 +275,8 @@ def _rate(shape: Shape, run: LastRun, verb: str, factor: float) -> tuple[str, di
 
 
 def _other_rank(run: LastRun, *, down: bool) -> dict[str, float]:
-    """Returns the change to the next rank that the servers load, from 8 up; nothing if there is none."""
-    others = [r for r in SERVABLE_RANKS if run.rank and (8 <= r < run.rank if down else r > run.rank)]
+    """Returns the change to the next rank that servers usually load, from 8 up; nothing if there is none."""
+    others = [r for r in ENGINE_RANKS if run.rank and (8 <= r < run.rank if down else run.rank < r <= MAX_RANK)]
     return {"rank": max(others) if down else min(others)} if others else {}
 
 

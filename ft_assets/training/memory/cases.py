@@ -25,6 +25,9 @@ class Case:
     rank: int = 16
     """Rank of the adapter; ignored for ``full``."""
     dropout: float = 0.05
+    use_dora: bool = False
+    keeps_whole: bool = False
+    """Whether every GPU must hold the whole model and all states, as for DoRA and PiSSA, which read whole weights."""
     optimizer: str = "adamw_torch"
     quantization: Quantization = field(default_factory=Quantization)
     """For ``qlora``."""

@@ -56,13 +56,19 @@ def estimate(case: Case, *, overheads: bool = True) -> MemoryEstimate:
     forward = copies if case.on_cpu else kept  # GPUs cache no copies: ``runtime.precision``
     saved = activation_bytes(case)
     phases: dict[str, dict[str, int]] = {
-        "forward": {"compute_copies": forward, "gathered": gathered, "activations": saved, "logits": head_forward_bytes(case)},
+        "forward": {
+            "compute_copies": forward,
+            "gathered": gathered,
+            "activations": saved,
+            "working": dora_working_bytes(case),
+            "logits": head_forward_bytes(case),
+        },
         "loss": {"compute_copies": kept, "gathered": gathered, "activations": saved, "logits": head_backward_bytes(case)},
         "backward": {
             "compute_copies": kept,
             "gathered": gathered,
             "activations": saved,
-            "working": backward_working_bytes(case),
+            "working": backward_working_bytes(case) + (dora_working_bytes(case) if case.gradient_checkpointing else 0),
         },
         "step": {"working": _step_working(case)},
     }
@@ -189,7 +195,21 @@ def layer_activation_bytes(case: Case) -> int:
     if case.eager:
         mask += (4 + EAGER_COPIES * b) * s.num_heads * case.mask_elements
     copies = 2 * b * t * s.experts_per_token * s.hidden  # each chosen expert reads and writes rows of its own
-    return norms + attention + mask + copies + 3 * b * t * s.mlp_width + _linear_input_bytes(case)
+    return norms + attention + mask + copies + 3 * b * t * s.mlp_width + _linear_input_bytes(case) + _dora_bytes(case)
+
+
+def _dora_bytes(case: Case) -> int:
+    """DoRA scales the outputs of the base and of the adapter by each row's length, and saves both for the gradient of the lengths."""
+    return 2 * case.compute_bytes * case.tokens * sum(o for _, o in case.shape.linears) if case.use_dora else 0
+
+
+def dora_working_bytes(case: Case) -> int:
+    """DoRA's norms of the rows of base and adapter together: PEFT multiplies the adapter's matrices with an identity of the input's width
+    (float32, and cast), and adds the product to the weight. Not measured on a GPU."""
+    if not case.use_dora:
+        return 0
+    b = case.compute_bytes
+    return max((4 + (b if case.half else 0)) * i * i + (4 + 3 * b) * i * o for i, o in case.shape.linears)
 
 
 def _linear_input_bytes(case: Case) -> int:

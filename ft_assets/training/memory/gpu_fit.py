@@ -216,10 +216,11 @@ def strategies(case: Case, num_gpus: int) -> tuple[Strategy, ...]:
     2. The states of an 8-bit optimizer cannot be sharded: copies only.
     3. 4-bit weights cannot be sharded: copies, or shards of the adapter's state.
     4. Loss scaling, which fp16 needs, is not implemented for shards: copies only.
+    5. DoRA and PiSSA read whole weights: copies only.
     """
     if num_gpus == 1:
         return ("single",)
-    if case.optimizer == "adamw_8bit" or case.precision == "fp16":
+    if case.optimizer == "adamw_8bit" or case.precision == "fp16" or case.keeps_whole:
         return ("ddp",)
     return ("ddp", "zero2" if case.adapter == "qlora" else "fsdp2")
 

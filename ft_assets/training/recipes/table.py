@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ft_assets.training import methods
+from ft_assets.training.hyperparameters import OF_EVERY_RECIPE
 from ft_assets.training.recipes import Recipe, load_all
+from ft_assets.training.requested_hyperparameters import LIMITS
 
 
 def methods_table() -> str:
@@ -28,6 +30,12 @@ def settings_table() -> str:
         for name, s in m.settings.items()
     ]
     return "\n".join(["| method | setting | default | may be | source |", "|---|---|---|---|---|", *rows])
+
+
+def options_table() -> str:
+    """Lists the settings of every method that no recipe sets."""
+    rows = [f"| `{name}` | {_shown(d.value)} | {LIMITS[name].text} | {d.source} |" for name, d in OF_EVERY_RECIPE.items()]
+    return "\n".join(["| setting | default | may be | source of the default |", "|---|---|---|---|", *rows])
 
 
 def recipes_table() -> str:
@@ -71,7 +79,13 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-TABLES = {"methods": methods_table, "settings": settings_table, "recipes": recipes_table, "defaults": defaults_table}
+TABLES = {
+    "methods": methods_table,
+    "settings": settings_table,
+    "options": options_table,
+    "recipes": recipes_table,
+    "defaults": defaults_table,
+}
 
 if __name__ == "__main__":
     for name, table in TABLES.items():

@@ -13,7 +13,8 @@ import torch
 
 
 def seed_micro_batch(seed: int, step: int, slot: int) -> None:
-    """Seeds Python, numpy, and torch on the CPU and the GPUs in use for one micro-batch; only dropout draws from them.
+    """Seeds Python, numpy, and torch on the CPU and the GPUs in use for one micro-batch. Only dropout and NEFTune's noise
+    draw from them.
 
     ``torch.manual_seed`` would draw the same numbers, but formats the call stack once for every kind of accelerator not in use.
     """

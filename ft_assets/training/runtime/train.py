@@ -10,6 +10,7 @@ import json
 import logging
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -24,7 +25,7 @@ from ft_assets.training.data_order import DataOrder
 from ft_assets.training.runtime import parallel
 from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.loop import Loop, RunState
-from ft_assets.training.runtime.model import precision
+from ft_assets.training.runtime.model import pissa, precision
 from ft_assets.training.runtime.model.compilation import compile_blocks
 from ft_assets.training.runtime.model.weights import load_base, require_finite, start_warm
 from ft_assets.training.runtime.objectives import Ingredients, Objective
@@ -49,7 +50,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     strategy = parallel.build(spec)
     with spans.span("load"):
         strategy.start()
-        objective = build_objective(run_file, pack, strategy)
+        objective = build_objective(run_file, pack, strategy, touch=progress.touch)
     order = DataOrder.of(spec, *pack.train.rows_of_packs)
     progress.total_steps = spec.optimization.total_steps(num_rows=order.num_rows, world_size=spec.world_size)
     compiled = compile_blocks(objective.model, spec, total_steps=progress.total_steps)
@@ -101,7 +102,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     }
 
 
-def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Objective:
+def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy, *, touch: Callable[[], None] = lambda: None) -> Objective:
     """Builds the method's objective over the loaded base model, with the initial weights."""
     spec = run_file.spec
     base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device, load_part=strategy.load_part)
@@ -110,6 +111,8 @@ def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Object
     set_seed(spec.seed)  # seeds the adapter's initial weights
     given = Ingredients(run=run_file, spec=spec, pack=pack, base=base, tokenizer=tokenizer, device=strategy.device)
     objective = cast(Objective, build(given))
+    if spec.lora is not None:
+        pissa.begin(objective.model, spec.lora, touch=touch)
     start_warm(objective.model, run_file)
     precision.leave_casts_to_autocast(objective.model, spec, strategy.device)
     return objective
@@ -196,6 +199,8 @@ def _write_final(run_file: RunFile, strategy: Strategy, here: Topology, progress
     strategy.save_weights(draft, base_model=spec.base_model)
     if strategy.rank:
         return
+    if spec.lora is not None:
+        pissa.finish(draft, spec.lora)
     facts = {"step": step, "attempt": run_file.attempt, "created_at": time.time(), "metrics": {"num_tokens": progress.num_tokens}}
     manifest = checkpoints.Manifest.of(spec, required=FINAL_PARTS["model" if spec.adapter == "full" else "adapter"], **facts)
     checkpoints.seal(draft, target, manifest)

@@ -178,13 +178,26 @@ def test_an_adapter_with_a_gap_in_its_lineage_is_not_registered(customer: Custom
 
 
 def test_a_failed_gate_and_an_unservable_adapter_are_quarantined_and_not_promoted(customer: Customer) -> None:
-    failed, dora = customer.adapter(verdict=FAILED), customer.adapter(use_dora=True)
+    failed, biased = customer.adapter(verdict=FAILED), customer.adapter(bias="all")
     assert set(stages(customer).values()) == {"quarantined"}
     with pytest.raises(Conflict, match=r"stage: .*gate_failed: ") as refused:
         promotions.promote(customer.platform, customer.id, failed)
     assert refused.value.code == "promotion_refused"
-    with pytest.raises(Conflict, match="unsupported_feature: use_dora"):
+    with pytest.raises(Conflict, match="unsupported_feature: bias"):
+        promotions.promote(customer.platform, customer.id, biased)
+
+
+def test_a_dora_adapter_is_registered_for_exports_and_its_promotion_names_the_next_step(customer: Customer) -> None:
+    dora = customer.adapter(use_dora=True)
+    assert set(stages(customer).values()) == {"draft"}
+    with pytest.raises(Conflict, match=r"needs_merge: .*ft export NAME --format merged"):
         promotions.promote(customer.platform, customer.id, dora)
+
+
+def test_an_adapter_above_the_deployments_rank_is_quarantined(customer: Customer) -> None:
+    settings = replace(customer.platform.settings, max_lora_rank=1)
+    replace(customer, platform=replace(customer.platform, settings=settings)).adapter()
+    assert set(stages(customer).values()) == {"quarantined"}
 
 
 def test_a_promoted_adapter_answers_as_soon_as_its_promotion_returns(customer: Customer, server: str) -> None:

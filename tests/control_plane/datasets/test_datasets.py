@@ -186,6 +186,22 @@ def test_an_estimate_rests_on_counted_tokens_where_they_were_counted(ft: FtClien
     assert ft.jobs.list().all() == [], "an estimate submits nothing"
 
 
+def test_an_estimate_says_what_the_job_makes_and_whether_vllm_can_serve_it(ft: FtClient, write_chat_rows: Callable[..., Path]) -> None:
+    file = ft.files.create(write_chat_rows(120))["id"]
+
+    def result(**hyperparameters: Any) -> tuple[str, int | None, str]:
+        found = ft.jobs.estimate(model=MODEL, training_file=file, hyperparameters=hyperparameters)["result"]
+        return found["type"], found["rank"], found["serving"]
+
+    assert result(rank=8, use_rslora=True) == ("lora_adapter", 8, "shared_server")
+    assert result(rank=8, init_lora_weights="pissa") == ("lora_adapter", 16, "shared_server")
+    assert result(rank=8, use_dora=True) == ("lora_adapter", 8, "none")
+    assert (
+        "ft export NAME --format merged"
+        in ft.jobs.estimate(model=MODEL, training_file=file, hyperparameters={"use_dora": True})["result"]["detail"]
+    )
+
+
 def test_an_estimate_goes_by_its_other_names(ft: FtClient, api_url: str, api_key: str, write_chat_rows: Callable[..., Path]) -> None:
     body = {"model": MODEL, "training_file": ft.files.create(write_chat_rows(120))["id"]}
     headers = {"authorization": f"Bearer {api_key}"}

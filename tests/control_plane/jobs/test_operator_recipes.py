@@ -86,7 +86,7 @@ def test_a_job_keeps_the_recipe_that_it_was_submitted_with(platform: Platform, t
         return jobs.submit(operated, tenant.id, JobRequest.from_body(body)).job
 
     def rank(job: Any) -> int | None:
-        return job_plan.of_job(operated, job, operated.models.get_pinned(job.model, job.base_digest)).plan.rank
+        return job_plan.of_job(operated, job, operated.models.get_pinned(job.model, job.base_digest)).plan.value("rank")
 
     before = submit(seed=1)
     add(operated, recipe())

@@ -355,7 +355,7 @@ def test_what_a_stored_job_is_planned_as_is_what_was_submitted(platform: Platfor
     stored = jobs.get(platform, tenant.id, made.id).job
     model = platform.models.get("tiny-base")
     assert job_plan.of_job(platform, stored, model) == job_plan.placed(platform, request, model, tier=tenant.tier)
-    assert job_plan.of_job(platform, stored, model).plan.rank == 8
+    assert job_plan.of_job(platform, stored, model).plan.value("rank") == 8
     assert job_plan.of_job(platform, stored, model).placement["world_size"] == 1
 
 

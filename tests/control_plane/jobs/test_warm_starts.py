@@ -89,11 +89,24 @@ def test_a_lineage_without_its_last_part_is_the_newest_in_production(platform: P
 
 
 def test_a_value_that_differs_from_the_adapters_is_refused_and_an_equal_one_is_not(submit: Submit, trained: dict[str, str]) -> None:
-    for name, value in (("rank", 8), ("alpha", 32), ("target_modules", ["q_proj"])):
+    changes = (("rank", 8), ("alpha", 32), ("target_modules", ["q_proj"]), ("use_rslora", True), ("use_dora", True))
+    for name, value in (*changes, ("init_lora_weights", "pissa")):
         error = refused(submit, warm_start=trained["adapter"], hyperparameters={name: value})
         assert (error.code, error.param) == ("warm_start_mismatch", f"hyperparameters.{name}")
     same = {"rank": 16, "alpha": 24.0, "target_modules": "all-linear", "n_epochs": 2}
     assert submit(warm_start=trained["adapter"], hyperparameters=same).hyperparameters["n_epochs"] == 2
+
+
+def test_the_kind_of_adapter_stays_and_a_checkpoint_of_pissa_is_plain_lora_of_twice_the_rank(
+    platform: Platform, tenant: Tenant, submit: Submit
+) -> None:
+    first, second = submit().id, submit(hyperparameters={"n_epochs": 3}).id
+    finish(platform, tenant.id, first, lora=LoraSettings(rank=8, alpha=16, use_rslora=True, use_dora=True))
+    kept = submit(warm_start=first).hyperparameters
+    assert (kept["use_rslora"], kept["use_dora"]) == (True, True)
+    finish(platform, tenant.id, second, lora=LoraSettings(rank=8, alpha=16, dropout=0.0, init_lora_weights="pissa"))
+    begun = submit(warm_start=f"{second}:step-10").hyperparameters
+    assert (begun["rank"], begun["alpha"], "init_lora_weights" in begun) == (16, 32.0, False)
 
 
 def test_chosen_modules_stay_as_they_were(platform: Platform, tenant: Tenant, submit: Submit) -> None:

@@ -134,13 +134,11 @@ def test_weights_in_bfloat16_stay_so_within_their_rounding(base: Path, adapter: 
 
 def test_an_export_that_would_answer_otherwise_is_not_handed_out(base: Path, tmp_path: Path) -> None:
     dora = build_tiny_adapter(tmp_path / "dora", base, base_name="tiny", config={"use_dora": True})
-    arrays = load_file(dora / package.WEIGHTS)
-    for name in [n for n in arrays if n.endswith("lora_B.weight")]:
-        vector = name.replace("lora_B.weight", "lora_magnitude_vector")
-        arrays[vector] = np.full(len(arrays[name]), 3.0, np.float32)
-    save_file(arrays, dora / package.WEIGHTS, metadata={"format": "pt"})
+    assert made(order(base, dora, Format.MERGED), tmp_path / "a")[0].manifest["proof"]["mean_difference"] < 1e-4
+    config = json.loads((dora / package.CONFIG).read_text())
+    (dora / package.CONFIG).write_text(json.dumps({**config, "use_dora": False}))
     with pytest.raises(FtError, match="is not a LoRA matrix"):
-        made(order(base, dora, Format.MERGED), tmp_path / "a")
+        made(order(base, dora, Format.MERGED), tmp_path / "b")
     right = build_tiny_adapter(tmp_path / "right", base, base_name="tiny")
     wrong = build_tiny_adapter(tmp_path / "wrong", base, base_name="tiny", config={"lora_alpha": 12})
     merge.merge(base, wrong, tmp_path / "merged")

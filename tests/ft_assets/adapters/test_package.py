@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from ft_assets.adapters import package, tensors
 from ft_assets.adapters.package import CONFIG, MANIFEST, WEIGHTS
+from ft_assets.base_models import ENGINE_RANKS
 from ft_assets.errors import IntegrityError
 from ft_assets.training.requested_hyperparameters import LIMITS
 from tests.support.models.tiny_adapter import Arrays, adapter_arrays, adapter_config, build_tiny_adapter
@@ -31,7 +32,7 @@ def codes(directory: Path, base: Path, **limits: int) -> list[str]:
 
 
 def test_every_rank_that_may_be_trained_may_be_served() -> None:
-    assert set(LIMITS["rank"].allowed) == {rank for rank in package.RANKS if rank <= package.MAX_RANK}
+    assert LIMITS["rank"].allowed == ENGINE_RANKS
 
 
 def test_a_sound_adapter_has_no_refusals(base: Path, tmp_path: Path) -> None:
@@ -45,7 +46,6 @@ def test_a_sound_adapter_has_no_refusals(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"use_dora": True}, "unsupported_feature"),
         ({"lora_bias": True}, "unsupported_feature"),
         ({"modules_to_save": ["lm_head"]}, "unsupported_feature"),
         ({"bias": "lora_only"}, "unsupported_feature"),

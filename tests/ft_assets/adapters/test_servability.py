@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from ft_assets.adapters import package, servability, tensors
 from ft_assets.adapters.package import CONFIG, WEIGHTS
@@ -75,7 +75,7 @@ def codes(directory: Path, shapes: Shapes) -> set[str]:
         ({"peft_type": None}, "not_lora"),
         ({"task_type": "SEQ_CLS"}, "unsupported_feature"),
         ({"bias": "all"}, "unsupported_feature"),
-        ({"use_dora": True}, "unsupported_feature"),
+        ({"use_dora": True}, "needs_merge"),
         ({"use_qalora": True}, "unsupported_feature"),
         ({"use_bdlora": {"nblocks": 2}}, "unsupported_feature"),
         ({"layer_replication": [[0, 2], [1, 2]]}, "unsupported_feature"),
@@ -125,6 +125,18 @@ def test_what_peft_writes_of_a_plain_adapter_is_fine(shapes: Shapes, base: Path,
     (tmp_path / CONFIG).write_text(fields)
     assert refusals(tmp_path, shapes) == []
     assert set(plain.to_dict()) <= servability.HARMLESS | servability.UNSUPPORTED.keys()
+
+
+def test_a_dora_adapter_has_a_length_for_each_row_of_each_module(shapes: Shapes, base: Path, tmp_path: Path) -> None:
+    made = build_tiny_adapter(tmp_path, base, base_name="tiny", config={"use_dora": True})
+    found = package.verify(made, base_shapes=shapes, served_name="tiny")
+    assert [(r.code, r.is_fault) for r in found] == [("needs_merge", False)]
+    arrays = load_file(made / WEIGHTS)
+    one = next(name for name in arrays if name.endswith("lora_magnitude_vector"))
+    save_file({**arrays, one: arrays[one][:-1]}, made / WEIGHTS)
+    assert codes(made, shapes) == {"needs_merge", "shape_mismatch"}
+    save_file({name: array for name, array in arrays.items() if name != one}, made / WEIGHTS)
+    assert codes(made, shapes) == {"needs_merge", "unpaired_tensor"}
 
 
 def ones(*shape: int) -> np.ndarray[Any, Any]:
@@ -194,14 +206,14 @@ def test_only_the_plain_files_of_an_adapter_are_in_its_directory(shapes: Shapes,
 
 
 def test_every_library_option_that_cannot_be_served_is_refused_before_training() -> None:
-    for name in ("modules_to_save", "bias", "lora_bias", "use_dora", "init_lora_weights", "trainable_token_indices"):
+    for name in ("modules_to_save", "bias", "lora_bias", "trainable_token_indices", "added_tokens"):
         with pytest.raises(InvalidRequest, match="is not offered"):
             requested_hyperparameters.checked({name: True})
     for modules in (["lm_head"], ["q_proj", "embed_tokens"], ["model.layers.0.mlp.gate_proj"]):
         with pytest.raises(InvalidRequest, match="the inference servers adapt only these layers"):
             requested_hyperparameters.checked({"target_modules": modules})
-    for rank in (4, 12, 256, 512):
-        with pytest.raises(InvalidRequest, match="the inference servers load only these ranks"):
+    for rank in (4, 12, 24, 1024):
+        with pytest.raises(InvalidRequest, match="the inference servers load no other ranks"):
             requested_hyperparameters.checked({"rank": rank})
     assert not set(requested_hyperparameters.MODULES) & servability.OUTSIDE_LAYERS
 

@@ -132,7 +132,7 @@ def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(wi
         ({"learning_rate": -(10**400)}, "above 0"),
         ({"max_seq_len": 10**400}, "exceeds the 512"),
         ({"rank": 12}, "one of 1, 8, 16"),
-        ({"rank": 256}, "up to 128"),
+        ({"rank": 256}, "exceeds the 128 that this deployment's servers load; use one of 1, 8, 16, 32, 64, 128"),
         ({"dropout": 1.0}, "at most 0.9"),
         ({"max_seq_len": 1024}, "exceeds the 512 that demo-llama-3m can take"),
         ({"schedule": "polynomial"}, "one of linear, cosine, constant"),
@@ -146,7 +146,22 @@ def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(wi
         ({"target_modules": ["q_proj", "q_proj"]}, "all-linear, or a list"),
         ({"target_modules": "q_proj"}, "all-linear, or a list"),
         ({"modules_to_save": ["lm_head"]}, "cannot be served"),
-        ({"use_dora": True}, "cannot be served"),
+        ({"added_tokens": ["<tool>"]}, "adapter full keeps the base's tokenizer"),
+        ({"init_lora_weights": "olora"}, "one of pissa, pissa_niter_4"),
+        ({"loraplus_lr_ratio": 0.5}, "at least 1"),
+        ({"use_dora": "yes"}, "true or false"),
+        ({"layer_lr_decay": 0.2}, "at least 0.5"),
+        ({"min_lr_ratio": 1.5}, "at most 1"),
+        ({"min_lr_ratio": 0.1, "schedule": "constant"}, "no effect with schedule constant"),
+        ({"adam_beta1": 0.8, "optimizer": "adafactor"}, "no effect with optimizer adafactor"),
+        ({"adam_epsilon": 0}, "above 0"),
+        ({"rank": 128, "init_lora_weights": "pissa"}, "ends as an adapter of rank 256, and the servers load .*; use one of 8, 16, 32, 64$"),
+        ({"rank": 1, "init_lora_weights": "pissa"}, "ends as an adapter of rank 2"),
+        ({"alpha": 3000, "init_lora_weights": "pissa"}, "use at most half of that"),
+        ({"dropout": 0.1, "init_lora_weights": "pissa"}, "would drop parts of the base's largest singular values"),
+        ({"weight_decay": 0.1, "init_lora_weights": "pissa_niter_16"}, "would shrink"),
+        ({"use_dora": True, "init_lora_weights": "pissa"}, "cannot be combined"),
+        ({"optimizer": "adafactor", "init_lora_weights": "pissa"}, "use adamw_torch or adamw_8bit"),
         ({"optimizer": "sgd"}, "one of adamw_torch"),
         ({"optimizer": ["adafactor"]}, "one of adamw_torch"),
         ({"per_device_batch_size": 0}, "at least 1"),
@@ -178,6 +193,10 @@ QLORA, FULL = {"adapter": "qlora"}, {"adapter": "full"}
     [
         ({"rank": 8}, FULL, "hyperparameters.rank", "use lora"),
         ({"target_modules": "all-linear"}, FULL, "hyperparameters.target_modules", "use lora"),
+        ({"loraplus_lr_ratio": 16}, FULL, "hyperparameters.loraplus_lr_ratio", "use lora"),
+        ({"use_dora": True}, {"hardware": {"strategy": "fsdp2", "num_gpus": 2}}, "hyperparameters.use_dora", "use ddp"),
+        ({"init_lora_weights": "pissa"}, {"hardware": {"strategy": "zero2"}}, "hyperparameters.init_lora_weights", "use ddp"),
+        ({"neftune_noise_alpha": 5}, {"method": "dpo"}, "hyperparameters.neftune_noise_alpha", "use sft"),
         ({"double_quantization": False}, FULL, "hyperparameters.double_quantization", "use qlora"),
         ({"precision": "fp16"}, FULL, "hyperparameters.precision", "use bf16 or fp32, or an adapter"),
         ({}, QLORA | {"hardware": {"strategy": "zero3"}}, "hardware.strategy", "use zero2"),
@@ -209,6 +228,39 @@ def test_a_bad_combination_is_refused_with_the_reason_and_the_next_step(
     with pytest.raises(InvalidRequest, match=says) as refused:
         plan(requested, SMALL, **combined)
     assert refused.value.param == param
+
+
+def test_options_of_adapters_and_rates_are_in_the_spec_and_their_defaults_change_nothing() -> None:
+    plain = spec({}, SMALL)
+    assert plain.lora is not None
+    assert (plain.lora.saved_rank, plain.lora.saved_alpha, plain.lora.scale, plain.lora.reads_weights) == (16, 32.0, 2.0, False)
+    asked = {
+        "use_rslora": True, "loraplus_lr_ratio": 16, "min_lr_ratio": 0.1, "adam_beta1": 0.8, "adam_epsilon": 1e-6, "layer_lr_decay": 0.9,
+        "neftune_noise_alpha": 5,
+    }  # fmt: skip
+    found = spec(asked, SMALL)
+    opt = replace(
+        plain.optimization, loraplus_lr_ratio=16.0, min_lr_ratio=0.1, adam_betas=(0.8, 0.999), adam_epsilon=1e-6, layer_lr_decay=0.9,
+        neftune_noise_alpha=5.0,
+    )  # fmt: skip
+    assert (found.optimization, found.lora) == (opt, replace(plain.lora, use_rslora=True))
+    assert len({spec({name: value}, SMALL).resume_sha256 for name, value in asked.items()} | {plain.resume_sha256}) == len(asked) + 1
+
+
+def test_pissa_has_neither_dropout_nor_weight_decay_and_ends_with_twice_the_rank() -> None:
+    found = spec({"init_lora_weights": "pissa_niter_16", "rank": 64}, SMALL)
+    assert found.lora is not None
+    assert (found.lora.rank, found.lora.dropout, found.optimization.weight_decay) == (64, 0.0, 0.0)
+    assert (found.lora.saved_rank, found.lora.saved_alpha) == (128, 256.0)
+    stabilized = replace(found.lora, use_rslora=True)
+    assert stabilized.saved_alpha / stabilized.saved_rank**0.5 == pytest.approx(stabilized.scale)
+
+
+def test_a_deployment_may_allow_other_ranks() -> None:
+    assert plan({"rank": 512}, SMALL, max_rank=512).value("rank") == 512
+    assert plan({"rank": 256, "init_lora_weights": "pissa"}, SMALL, max_rank=512).lora is not None
+    with pytest.raises(InvalidRequest, match="rank 64 exceeds the 32"):
+        plan({"rank": 64}, SMALL, max_rank=32)
 
 
 def test_a_batch_that_does_not_divide_over_the_ranks_is_refused() -> None:

@@ -266,7 +266,7 @@ def test_a_server_that_does_not_run_says_why_without_the_containers_log(bench: B
 
 
 def test_pools_are_kept_beside_models_and_their_urls_are_known_without_the_cluster(bench: Bench) -> None:
-    kept = bench.servers(pools={"tiny": {"replicas": 3, "max_loras": 4}, "nobody": {}})
+    kept = replace(bench.servers(pools={"tiny": {"replicas": 3, "max_loras": 4}, "nobody": {}}), max_rank=256)
     bench.cluster.requests.clear()
     urls = kept.pool_urls()
     assert bench.cluster.requests == []
@@ -277,6 +277,7 @@ def test_pools_are_kept_beside_models_and_their_urls_are_known_without_the_clust
     assert pool["spec"]["replicas"] == 3
     (vllm,) = pool["spec"]["template"]["spec"]["containers"]
     assert vllm["command"][vllm["command"].index("--max-loras") + 1] == "4"
+    assert vllm["command"][vllm["command"].index("--max-lora-rank") + 1] == "256"
     assert bench.names() == {
         "deployments": ["ft-adp-1"], "statefulsets": [name], "services": ["ft-adp-1", name], "networkpolicies": ["ft-adp-1", name],
     }, "an InferencePool only where there is a gateway for it"  # fmt: skip

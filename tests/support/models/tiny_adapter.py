@@ -55,6 +55,13 @@ def build_tiny_adapter(
 ) -> Path:
     """Write an adapter for `base` into `directory`; `config` changes keys of its adapter_config.json."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(adapter_arrays(base, rank=rank, seed=seed, scale=scale), directory / WEIGHTS, metadata={"format": "pt"})
+    arrays = adapter_arrays(base, rank=rank, seed=seed, scale=scale)
+    if config and config.get("use_dora"):
+        arrays |= {
+            name.replace("lora_B.weight", "lora_magnitude_vector"): np.linspace(0.5, 2.0, len(b), dtype=np.float32)
+            for name, b in arrays.items()
+            if name.endswith("lora_B.weight")
+        }
+    save_file(arrays, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / CONFIG).write_text(json.dumps(adapter_config(base_name, rank=rank, **(config or {}))))
     return directory

@@ -54,7 +54,7 @@ def _show_estimate(found: Mapping[str, Any]) -> None:
         "examples": f"{found['num_examples']:,}",
         "tokens": f"{tokens['total']:,} in {found['n_epochs']:g} epochs, {tokens['per_epoch']:,} each{spread}",
         "steps": f"{found['total_steps']:,}", "gpu hours": f"{found['gpu_hours']:.4g} on {found['num_gpus']} x {found['gpu_type']}",
-        "memory": _memory(found["memory"]),
+        "memory": _memory(found["memory"]), "result": f"{found['result']['type'].replace('_', ' ')}: {found['result']['detail']}",
         "price": f"{found['price_micros'] / MICROS:.4f} USD", "starts in": _span(found["seconds_to_start"]),
         "finishes in": _span(found["seconds_to_finish"]), "quota": quota_line(found["quota"]),
     })  # fmt: skip

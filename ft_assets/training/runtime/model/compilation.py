@@ -26,14 +26,16 @@ def compile_blocks(model: Any, spec: TrainingSpec, *, total_steps: int) -> int:
 
     1. Only with flash attention, whose batches are one row of any length; a model may need another (``attention.exact``).
     2. Only where each GPU holds the whole model: shards are gathered by hooks that a compiler cannot follow.
-    3. Not where dropout is recomputed: PyTorch 2.11 cannot split the forward pass of such a block from its backward pass.
-    4. Only if the run is long enough to gain what compiling takes. This depends on the whole run, so that a resume decides alike.
+    3. Not for DoRA, whose norms were not tried.
+    4. Not where dropout is recomputed: PyTorch 2.11 cannot split the forward pass of such a block from its backward pass.
+    5. Only if the run is long enough to gain what compiling takes. This depends on the whole run, so that a resume decides alike.
 
     Lengths are symbolic from the start: a kernel for one length, replaced later by one for any, would round differently after a resume.
     """
     recomputes_dropout = spec.gradient_checkpointing and spec.lora is not None and spec.lora.dropout > 0
     flash = spec.attention == attention.FLASH and attention.of(model) == attention.VARLEN
-    if not flash or spec.strategy not in ("single", "ddp") or recomputes_dropout:
+    is_dora = spec.lora is not None and spec.lora.use_dora
+    if is_dora or not flash or spec.strategy not in ("single", "ddp") or recomputes_dropout:
         return 0
     tokens = total_steps * spec.optimization.global_batch_size(spec.world_size) * spec.max_seq_len
     if device_metrics.flops_per_token(model) * tokens < WORTH_FLOPS:

@@ -64,6 +64,17 @@ def backbone_name(text: Any, decoder: Any) -> str:
     return next(str(name) for name, child in text.named_children() if any(module is decoder for module in child.modules()))
 
 
+def blocks(model: Any) -> list[Any]:
+    """Returns the repeated blocks of a decoder in order, under PEFT or not; empty if there are none."""
+    lists: list[Any] = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
+    return list(max(lists, key=lambda m: sum(num_elements(p) for p in m.parameters()), default=[]))
+
+
+def num_elements(parameter: Any) -> int:
+    """Returns the size of the whole parameter, of which ZeRO-3 holds a part."""
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
+
+
 def packed_inputs(decoder: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the decoder's `inputs` with masks that end where an example does, for decoders that make none from positions."""
     config = decoder.config

@@ -1,4 +1,4 @@
-"""Optimizer and schedule of a spec. Weight decay excludes biases and norms."""
+"""Optimizer and schedule of a spec. Weight decay excludes biases and norms; some parameters have rates of their own."""
 
 from __future__ import annotations
 
@@ -8,33 +8,57 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers import get_scheduler
 
+from ft_assets.training.runtime.model import decoder
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import Optimization
 
 
-def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """Returns the trained parameters in model order, in two groups; one if nothing decays."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    if not weight_decay:
-        return [{"params": trained, "weight_decay": 0.0}]
-    decaying = [p for p in trained if p.ndim > 1]
-    others = [p for p in trained if p.ndim <= 1]
-    groups = [{"params": decaying, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return [g for g in groups if g["params"]]
+def parameter_groups(model: Any, opt: Optimization) -> list[dict[str, Any]]:
+    """Returns the trained parameters, in model order within a group for each pair of rate and weight decay.
+
+    Groups with the spec's own rate come first, decaying ones before others.
+    """
+    factors = _layer_factors(model, opt.layer_lr_decay)
+    groups: dict[tuple[float, float], list[Any]] = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            is_matrix = len(getattr(p, "ds_shape", p.shape)) > 1  # ZeRO-3 holds a flat part
+            factor = factors.get(p, 1.0) * _loraplus_factor(name, opt, is_matrix=is_matrix)
+            groups.setdefault((factor, opt.weight_decay if is_matrix else 0.0), []).append(p)
+    ordered = sorted(groups, key=lambda key: (key[0] != 1.0, -key[0], -key[1]))
+    return [{"params": groups[key], "lr": opt.learning_rate * key[0], "weight_decay": key[1]} for key in ordered]
+
+
+def _layer_factors(model: Any, decay: float) -> dict[Any, float]:
+    """Returns the factor of each parameter's rate: 1 for the last block, `decay` to a power for those before it and for the embedding.
+
+    Parameters that are left out, those of the last norm and of an output layer of its own, have the full rate.
+    """
+    if decay == 1.0:
+        return {}
+    bare = model.get_base_model() if isinstance(model, PeftModel) else model
+    layers = [decoder.text_decoder(bare).get_input_embeddings(), *decoder.blocks(bare)]
+    return {p: decay ** (len(layers) - 1 - number) for number, layer in enumerate(layers) for p in layer.parameters()}
+
+
+def _loraplus_factor(name: str, opt: Optimization, *, is_matrix: bool) -> float:
+    """Returns the factor of B and of DoRA's magnitudes, as in PEFT's ``create_loraplus_optimizer``; 1 for A."""
+    return opt.loraplus_lr_ratio if "lora_B" in name or not is_matrix else 1.0
 
 
 def make_optimizer(model: Any, opt: Optimization) -> torch.optim.Optimizer:
-    groups = parameter_groups(model, opt.weight_decay)
+    groups = parameter_groups(model, opt)
     if opt.optimizer == "adamw_torch":
         fused = groups[0]["params"][0].device.type == "cuda"
-        return torch.optim.AdamW(groups, lr=opt.learning_rate, betas=opt.adam_betas, eps=1e-8, fused=fused)
+        return torch.optim.AdamW(groups, lr=opt.learning_rate, betas=opt.adam_betas, eps=opt.adam_epsilon, fused=fused)
     if opt.optimizer == "adamw_8bit":
         from bitsandbytes.optim.adamw import AdamW8bit
 
         quantized: Any = AdamW8bit
-        adam: torch.optim.Optimizer = quantized(groups, lr=opt.learning_rate, betas=opt.adam_betas, eps=1e-8)
+        adam: torch.optim.Optimizer = quantized(groups, lr=opt.learning_rate, betas=opt.adam_betas, eps=opt.adam_epsilon)
         return adam
     if opt.optimizer == "adafactor":
         from transformers.optimization import Adafactor
@@ -46,9 +70,20 @@ def make_optimizer(model: Any, opt: Optimization) -> torch.optim.Optimizer:
 
 
 def make_schedule(optimizer: Any, opt: Optimization, *, total_steps: int) -> Any:
-    """Returns the multiplier of the learning rate per step; its only state is the step."""
-    name = "constant_with_warmup" if opt.schedule == "constant" else opt.schedule
-    return get_scheduler(name, optimizer, num_warmup_steps=math.ceil(total_steps * opt.warmup_ratio), num_training_steps=total_steps)
+    """Returns the multiplier of the learning rate per step; its only state is the step. After the warm-up it falls from 1 to
+    ``min_lr_ratio``, as transformers' ``cosine_with_min_lr`` does."""
+    name, warmup = "constant_with_warmup" if opt.schedule == "constant" else opt.schedule, math.ceil(total_steps * opt.warmup_ratio)
+    schedule: Any = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total_steps)
+    if opt.min_lr_ratio:
+        schedule.lr_lambdas = [_with_floor(fall, opt.min_lr_ratio, warmup=warmup) for fall in schedule.lr_lambdas]
+    return schedule
+
+
+def _with_floor(fall: Callable[[int], float], least: float, *, warmup: int) -> Callable[[int], float]:
+    def multiplier(step: int) -> float:
+        return fall(step) if step < warmup else least + (1.0 - least) * fall(step)
+
+    return multiplier
 
 
 Convert = Callable[[torch.Tensor, Any], torch.Tensor]

@@ -108,12 +108,14 @@ def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
     """
     if spec.lora is None:
         return None
-    alpha = spec.lora.alpha
+    alpha = spec.lora.saved_alpha
     return LoraConfig(
-        r=spec.lora.rank,
+        r=spec.lora.saved_rank,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # type: ignore[arg-type]
         lora_dropout=spec.lora.dropout,
         target_modules=_target_modules(model, spec.lora.target_modules),
+        use_rslora=spec.lora.use_rslora,
+        use_dora=spec.lora.use_dora,
         task_type="CAUSAL_LM",
         bias="none",
     )

@@ -20,7 +20,8 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from ft_assets.training.model_shapes import max_packed_len
-from ft_assets.training.runtime.model import attention
+from ft_assets.training.runtime.model import attention, decoder
+from ft_assets.training.runtime.model.embedding_noise import EmbeddingNoise, example_lengths
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
 from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet, token_logps
 from ft_assets.training.runtime.pack_loader import Shards, values_and_offsets
@@ -78,6 +79,8 @@ class Tokens:
         self._joined = attention.of(given.base) == attention.VARLEN
         self._filled = attention.window_length(given.spec.attention, given.spec.max_seq_len)
         self._balances = given.spec.train_router
+        alpha = given.spec.optimization.neftune_noise_alpha
+        self._noise = EmbeddingNoise(decoder.text_decoder(given.base).get_input_embeddings(), alpha) if alpha else None
         self._longest = max_packed_len(given.base.config.to_dict())
         self._train = _ShardedWindows(given.pack.train)
         self._validation = None if given.pack.validation is None else _Windows(given.pack.validation)
@@ -94,6 +97,8 @@ class Tokens:
         batch = self.collate_windows(windows)
         if self._by_source is not None:
             batch["sources"] = torch.from_numpy(np.repeat([self._pack_of(r) for r in rows], [num_scored(w) for w in windows]))
+        if self._noise is not None:
+            batch["lengths"] = torch.from_numpy(example_lengths(batch["position_ids"].numpy()))
         return batch
 
     def weight(self, batch: Batch) -> float:
@@ -106,6 +111,8 @@ class Tokens:
         """Does nothing: the loss of a token depends on its example alone."""
 
     def loss(self, model: Any, batch: Batch, *, total_weight: float) -> torch.Tensor:
+        if self._noise is not None:
+            self._noise.lengths = batch["lengths"]
         scores = self._scores(model, batch)
         self._correct += scores["correct"]
         self._labelled += len(scores["log_probs"])

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ft_assets.training.runtime.model import optimizers, sharded_weights
+from ft_assets.training.runtime.model import decoder, optimizers, sharded_weights
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
 from ft_assets.training.runtime.parallel.replicated import COLLECTIVE_TIMEOUT, copied, local_device, return_freed_memory, set_rates
@@ -62,7 +62,9 @@ class Fsdp2:
         shards = sharded_weights.take(model)
         bf16 = self._spec.precision == "bf16"
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
-        for layer in decoder_layers(model):
+        if not (layers := decoder.blocks(model)):
+            raise BadSpec(f"{type(model).__name__} has no list of layers to shard by; use ddp")
+        for layer in layers:
             fully_shard(layer, mesh=self._mesh, mp_policy=policy)
         self.model = fully_shard(model, mesh=self._mesh, mp_policy=policy)
         sharded_weights.give_back(model, shards, self.device)
@@ -168,15 +170,6 @@ class Fsdp2:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(_sharded_like(found[name], parameter))
-
-
-def decoder_layers(model: Any) -> list[Any]:
-    """Returns the repeated blocks of a decoder, which are gathered, used and released together."""
-    lists: list[Any] = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
-    if not lists:
-        raise BadSpec(f"{type(model).__name__} has no list of layers to shard by; use ddp")
-    longest: Any = max(lists, key=lambda m: sum(p.numel() for p in m.parameters()))
-    return list(longest)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from torch.utils import cpp_extension
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from ft_assets.training.checkpoints import read_manifest
-from ft_assets.training.runtime.model import optimizers
+from ft_assets.training.runtime.model import decoder, optimizers
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.sharded_weights import load_shards
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
@@ -154,10 +154,10 @@ class Zero:
             "wrapped": type(self.model).__name__,
             "stage": self.model.zero_optimization_stage(),
             "optimizer_elements": sum(v.numel() for v in local),
-            "optimizer_elements_whole": len(ADAM_STATE) * sum(_size(p) for p in self._trained),
+            "optimizer_elements_whole": len(ADAM_STATE) * sum(decoder.num_elements(p) for p in self._trained),
             "sharded_parameters": len(split),
             "local_elements": sum(p.ds_tensor.numel() for p in split),
-            "elements": sum(_size(p) for p in self._bare.parameters()),
+            "elements": sum(decoder.num_elements(p) for p in self._bare.parameters()),
         }
 
     def _config(self) -> dict[str, Any]:
@@ -230,10 +230,6 @@ def _whole(tensor: Any) -> torch.Tensor:
         raise BadInput("DeepSpeed returned no state for a trained parameter, so no resumable checkpoint can be saved")
     whole: torch.Tensor = tensor.detach().to("cpu", copy=True)
     return whole
-
-
-def _size(parameter: Any) -> int:
-    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
 def compile_operator() -> None:

@@ -51,6 +51,15 @@ def test_every_model_finds_a_place_for_every_method_and_its_batch_is_whole(model
         assert adapter != "qlora" or spec.strategy in ("single", "ddp", "zero2")
 
 
+@pytest.mark.parametrize("lora", [{"use_dora": True}, {"init_lora_weights": "pissa"}], ids=lambda lora: next(iter(lora)))
+def test_adapters_that_read_whole_weights_are_never_sharded(lora: dict[str, Any]) -> None:
+    assert placed("llama-3.1-70b", lora, adapter="qlora").fit.strategy == "single"
+    assert placed("llama-3.1-70b", adapter="lora").fit.strategy == "fsdp2"
+    with pytest.raises(InvalidRequest, match="use adapter qlora") as refused:
+        placed("llama-3.1-70b", lora, adapter="lora")
+    assert refused.value.code == "memory_exceeded"
+
+
 def test_the_planned_sizes_take_the_planned_numbers_of_gpus() -> None:
     assert placed("llama-3.1-8b").fit.num_gpus == 1
     assert placed("llama-3.1-70b", adapter="qlora").fit.num_gpus == 1

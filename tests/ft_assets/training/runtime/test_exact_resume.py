@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
-from ft_assets.training.spec import EarlyStopping, Quantization, RunFile, TrainingSpec  # noqa: E402
+from ft_assets.training.spec import EarlyStopping, LoraSettings, Quantization, RunFile, TrainingSpec  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
 from tests.ft_assets.training.runtime.objectives.preference_runs import Site  # noqa: E402
@@ -26,6 +26,8 @@ def changed(optimization: dict[str, Any] | None = None, **spec: Any) -> Training
     return replace(SPEC, optimization=replace(SPEC.optimization, **(optimization or {})), **spec)
 
 
+assert SPEC.lora is not None
+LORA = SPEC.lora
 WINDOWS = {
     "lora": changed(),
     "full": changed(adapter="full", lora=None, optimization={"weight_decay": 0.1}),
@@ -38,6 +40,14 @@ WINDOWS = {
     "gradient checkpointing": changed(gradient_checkpointing=True),
     "adafactor": changed({"optimizer": "adafactor"}),
     "cosine with warm-up": changed({"schedule": "cosine", "warmup_ratio": 0.3}),
+    "rslora": changed(lora=replace(LORA, use_rslora=True)),
+    "dora": changed(lora=replace(LORA, use_dora=True)),
+    "dora in 4 bits": changed(lora=replace(LORA, use_dora=True), adapter="qlora", quantization=Quantization()),
+    "pissa": changed(lora=replace(LORA, dropout=0.0, init_lora_weights="pissa_niter_4")),
+    "lora+ and other betas": changed({"loraplus_lr_ratio": 16.0, "adam_betas": (0.8, 0.95), "adam_epsilon": 1e-6, "weight_decay": 0.1}),
+    "a floor of the rate": changed({"schedule": "cosine", "warmup_ratio": 0.3, "min_lr_ratio": 0.2}),
+    "rates by layer": changed({"layer_lr_decay": 0.8, "weight_decay": 0.1}, adapter="full", lora=None),
+    "noise on embeddings": changed({"neftune_noise_alpha": 5.0}),
     "early stopping": changed({"early_stopping": EarlyStopping(patience=2, min_delta=0.001), "num_epochs": 6, "learning_rate": 0.05}),
 }
 
@@ -108,6 +118,15 @@ def test_interrupted_preference_methods(method: str, adapter: Any, every: int, s
     assert_exact_when_interrupted(lambda name: Training(run_file=replace(given, work_dir=tmp_path / name)), every=every)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lora", [replace(LORA, use_dora=True), replace(LORA, dropout=0.0, init_lora_weights="pissa")], ids=["dora", "pissa"]
+)
+def test_interrupted_preferences_with_other_adapters(lora: LoraSettings, site: Site, tmp_path: Path) -> None:
+    given = site.run("dpo", lora=lora)
+    assert_exact_when_interrupted(lambda name: Training(run_file=replace(given, work_dir=tmp_path / name)), every=29)
+
+
 def test_a_kill_between_an_early_stop_and_the_final_weights_changes_nothing(files: tuple[Path, Path], tmp_path: Path) -> None:
     stopped = training(WINDOWS["early stopping"], files, tmp_path / "work")
     assert stopped.attempt()
@@ -132,7 +151,7 @@ def test_interrupted_again_and_again(files: tuple[Path, Path], tmp_path: Path) -
 
 def test_half_the_batch_goes_on_where_the_whole_one_stopped(files: tuple[Path, Path], tmp_path: Path) -> None:
     """What a retry after running out of memory does: the same rows in the same steps, cut into more micro-batches."""
-    spec = changed({"per_device_batch_size": 4, "accumulation_steps": 1}, lora=replace(SPEC.lora, dropout=0.0))
+    spec = changed({"per_device_batch_size": 4, "accumulation_steps": 1}, lora=replace(LORA, dropout=0.0))
     reference = training(spec, files, tmp_path / "reference")
     assert reference.attempt()
     retried = training(spec, files, tmp_path / "retried")

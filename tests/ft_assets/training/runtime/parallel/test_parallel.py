@@ -88,10 +88,42 @@ def test_two_ranks_are_what_they_say_and_give_the_losses_of_one(
         assert losses(pair) == pytest.approx(alone[adapter], abs=TOLERANCE)
 
 
+assert SPEC.lora is not None
+OTHER_RATES = {"layer_lr_decay": 0.8, "min_lr_ratio": 0.2, "weight_decay": 0.1, "adam_betas": (0.8, 0.95)}
+OTHER: dict[str, dict[str, Any]] = {
+    "adapter": {"optimization": replace(SPEC.optimization, **OTHER_RATES, loraplus_lr_ratio=4.0)},
+    "full": {"optimization": replace(SPEC.optimization, **OTHER_RATES), **FULL},
+    "noise": {"optimization": replace(SPEC.optimization, neftune_noise_alpha=5.0, per_device_batch_size=1, accumulation_steps=4)},
+    "dora": {"lora": replace(SPEC.lora, use_dora=True, dropout=0.0)},
+    "pissa": {"lora": replace(SPEC.lora, init_lora_weights="pissa_niter_4", dropout=0.0)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "strategy"),
+    [
+        *((options, strategy) for options in ("adapter", "full") for strategy in ("ddp", "fsdp2")),
+        *(pytest.param(options, "zero2", marks=COMPILES) for options in ("adapter", "full")),
+        *(pytest.param(options, "zero3", marks=COMPILES) for options in ("adapter", "full")),
+        ("noise", "ddp"), ("noise", "fsdp2"), pytest.param("noise", "zero3", marks=COMPILES), ("dora", "ddp"), ("pissa", "ddp"),
+    ],
+)  # fmt: skip
+def test_rates_of_their_own_noise_and_other_adapters_are_on_two_ranks_those_of_one(options: str, strategy: str, tmp_path: Path) -> None:
+    alone = {"lora": replace(SPEC.lora, dropout=0.0)} | OTHER[options] if options != "full" else OTHER[options]
+    opt = alone.get("optimization", SPEC.optimization)
+    halved = replace(opt, accumulation_steps=opt.accumulation_steps // 2)
+    with job(tmp_path / "single", **alone) as single, job(tmp_path / "pair", **alone | shared(strategy, optimization=halved)) as pair:
+        run_ranks(single)
+        run_ranks(pair)
+        assert losses(pair) == pytest.approx(losses(single), abs=TOLERANCE)
+        rates = [[m["learning_rate"] for m in made.steps()] for made in (single, pair)]
+        assert rates[0] == rates[1]
+
+
 @pytest.mark.slow
 def test_two_ranks_with_two_micro_batches_each_drop_out_what_one_with_four_drops_out(tmp_path: Path) -> None:
     four = replace(SPEC.optimization, num_epochs=0.5, per_device_batch_size=1, accumulation_steps=4)
-    assert SPEC.lora is not None
     much = replace(SPEC.lora, dropout=0.5)
     with job(tmp_path / "single", optimization=four, lora=much) as single:
         run_ranks(single)
