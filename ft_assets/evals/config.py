@@ -10,8 +10,9 @@ from typing import Any, Literal, get_args
 from ft_assets.errors import InvalidRequest
 
 TaskMetric = Literal[
-    "auto", "exact_match", "accuracy", "token_f1", "bleu", "rouge_l", "json_valid", "field_accuracy", "perplexity", "preference_accuracy"
-]
+    "auto", "exact_match", "accuracy", "token_f1", "bleu", "rouge_l", "json_valid", "field_accuracy", "tool_calls", "schema_valid",
+    "perplexity", "preference_accuracy",
+]  # fmt: skip
 TASK_METRICS: tuple[str, ...] = get_args(TaskMetric)
 Mode = Literal["gate", "monitor"]
 ReasoningMode = Literal["strip", "score"]

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.evals.scoring import controls, samples
+from ft_assets.evals.scoring import classification, controls, samples
+from ft_assets.evals.scoring.classification import Classification
 from ft_assets.evals.scoring.controls import Control
 from ft_assets.evals.scoring.judge import Judged, tally
 from ft_assets.evals.scoring.samples import Sample, most_telling
@@ -39,6 +40,7 @@ __all__ = ["PREFERENCE_ACCURACY", "PREFERENCE_MARGIN", "EvalReport", "Score", "b
 
 FORMAT = 2
 """1: before capability suites, safety, judge and tests against the last accepted adapter; still readable."""
+MACRO_F1_OF = (("adapter", ""), ("base", "base/"))
 Aim = Literal["answers", "text", "preferences"]
 """Training goal, which determines what is measured first: to answer as wanted, to predict a kind of text, to prefer some answers."""
 
@@ -100,6 +102,8 @@ class EvalReport:
     unclassified: int = 0
     """Safety answers of the adapter without a verdict."""
     cost: Cost = Cost()
+    classification: Classification | None = None
+    """Precision, recall and F1 of each class; None if the expected answers are no labels."""
     reasoning: ReasoningSummary | None = None
     """Reasoning in the answers, and how it was read; None if nothing was answered."""
     error: Mapping[str, Any] | None = None
@@ -124,6 +128,8 @@ class EvalReport:
         """Returns the adapter's scores as a flat mapping, ``<suite>/<metric>``; the base's under ``base/``."""
         flat = {f"{s.suite}/{s.metric}": s.adapter for s in self.scores}
         flat |= {f"base/{s.suite}/{s.metric}": s.base for s in self.scores}
+        if self.classification:
+            flat |= {f"{prefix}holdout/macro_f1": self.classification.subjects[name].macro.f1 for name, prefix in MACRO_F1_OF}
         return flat | ({"judge/win_rate": self.judge.win_rate} if self.judge and self.judge.n else {})
 
     @classmethod
@@ -199,6 +205,7 @@ def build(
             judge_prompt_tokens=int(judge.get("tokens_in") or 0),
             judge_completion_tokens=int(judge.get("tokens_out") or 0),
         ),
+        classification=classification.measure(subjects, holdout) if scored else None,
         reasoning=reasoning if scored else None,
         error=result.get("error"),
     )
@@ -276,6 +283,9 @@ def _remarks(report: EvalReport) -> list[str]:
     if report.reasoning and (some := {n: c for n, c in report.reasoning.subjects.items() if c.with_reasoning or c.unfinished}):
         counts = [f"{n} {c.with_reasoning} of {c.num_answers}, {c.unfinished} without an end" for n, c in some.items()]
         found.append(f"Answers with reasoning ({report.reasoning.mode}): {'; '.join(counts)}.")
+    if report.classification:
+        f1s = ", ".join(f"{name} {of.macro.f1:.3f}" for name, of in report.classification.subjects.items())
+        found.append(f"Macro F1 over {len(report.classification.subjects['adapter'].classes)} classes: {f1s}.")
     for control in report.controls:
         found.append(f"{controls.MEANING[control.name]}: {control.metric} {control.value:.3f}; against their own: {control.adapter:.3f}.")
     if report.classifiers:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from control_plane.client import Record
 
 SAMPLE_CHARS = 500
+CLASSES_SHOWN = 20
+"""Classes of a classification in the terminal, most frequent first; `--json` has all."""
 COLUMNS = ("SUITE", "METRIC", "N", "BASE", "PREVIOUS", "CANDIDATE", "GAIN, 95 %", "")
 
 
@@ -60,6 +62,8 @@ def show(found: Mapping[str, Any]) -> None:
         print(line)
     print()
     table(COLUMNS, [score_row(s) for s in found["report"]["scores"]])
+    if found["report"].get("classification"):
+        _classes(found["report"]["classification"])
     for line in _after(found):
         print(line)
 
@@ -81,6 +85,34 @@ def score_row(s: Mapping[str, Any]) -> tuple[str, ...]:
     message = "better" if low > 0 else "worse" if high < 0 else ""
     numbers = ("" if value is None else f"{value:.3f}" for value in (s["base"], s["previous"], s["adapter"]))
     return (s["suite"], s["metric"], str(s["n"]), *numbers, f"{low:+.3f} to {high:+.3f}", message)
+
+
+def _classes(found: Mapping[str, Any]) -> None:
+    """Print macro and micro averages of each model, and the candidate's classes beside the base's F1."""
+    low, high = found["macro_f1_ci_low"], found["macro_f1_ci_high"]
+    print(f"\nclassification of {found['n']} items; gain in macro F1 {low:+.3f} to {high:+.3f} (95 %)")
+    rows = [
+        (
+            who.replace("adapter", "candidate"),
+            kind,
+            *(f"{of[kind][rate]:.3f}" for rate in ("precision", "recall", "f1")),
+            str(of["num_other"]),
+        )
+        for who, of in found["subjects"].items()
+        for kind in ("macro", "micro")
+    ]
+    table(("MODEL", "AVERAGE", "PRECISION", "RECALL", "F1", "NO CLASS"), rows)
+    classes, base = found["subjects"]["adapter"]["classes"], found["subjects"]["base"]["classes"]
+    print()
+    table(
+        ("CLASS", "N", "PRECISION", "RECALL", "F1", "BASE F1"),
+        [
+            (printable(c["label"]), str(c["support"]), *(f"{x:.3f}" for x in (c["precision"], c["recall"], c["f1"], b["f1"])))
+            for c, b in list(zip(classes, base, strict=True))[:CLASSES_SHOWN]
+        ],
+    )
+    if len(classes) > CLASSES_SHOWN:
+        print(f"and {len(classes) - CLASSES_SHOWN} more classes (--json)")
 
 
 def _after(found: Mapping[str, Any]) -> Iterator[str]:
