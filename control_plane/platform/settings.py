@@ -118,7 +118,7 @@ class Settings:
     """``FT_EVAL_TASKS``: directories of further capability suites in lm-evaluation-harness's format, separated by ``:``. Python that they
     name runs in the evaluation process: they are the operator's to trust."""
     eval_data_dir: Path | None = None
-    """``FT_EVAL_DATA``: directory with the rows of MMLU, HellaSwag and ARC (docs/evaluations.md says which files). Default: none."""
+    """``FT_EVAL_DATA``: directory with the rows of public capability suites (docs/evaluations.md says which files). Default: none."""
     eval_suites: tuple[str, ...] = ()
     """``FT_EVAL_SUITES``: capability suites of jobs that name none, comma-separated. Default: none."""
     mlflow_uri: str = ""
