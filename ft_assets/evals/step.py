@@ -282,6 +282,7 @@ def _question(platform: Platform, judged: Judged, scratch: Path, items: list[sui
         validation_pack_dir=_validation_packs(platform, judged, scratch / "packs"),
         max_new_tokens=requested.max_new_tokens,
         max_items=requested.max_items,
+        replicas=config.parse(judged.job.request.get("eval_config")).replicas,  # the reservation's, whatever an ordered evaluation asks
         out_dir=scratch,
     )
     run = answer_cache.with_known(platform, _with_suites(run, platform.settings, requested))

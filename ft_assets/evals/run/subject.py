@@ -25,6 +25,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.run import prefix_tree
+from ft_assets.evals.run.replicas import Part
 from ft_assets.evals.run.request_encoder import Encoder, Prompt, positions
 from ft_assets.evals.run.tree_attention import Reader
 from ft_assets.evals.suites.model_requests import Answer, Generate, Likelihood, Loss, Request
@@ -122,17 +123,18 @@ class Subject:
         finally:
             self._active = False
 
-    def answer(self, requests: Sequence[Request], *, skip: Collection[str] = ()) -> Iterator[Batch]:
-        """Yields answers to any kind of request; batches whose answers are all in `skip` are left out."""
+    def answer(self, requests: Sequence[Request], *, skip: Collection[str] = (), part: Part | None = None) -> Iterator[Batch]:
+        """Yields answers to any kind of request, of the batches in `part`; those whose answers are all in `skip` are left out."""
+        part = part or Part()
         kinds: tuple[tuple[type, Callable[..., Iterator[Batch]]], ...] = (
             (Generate, self.generate), (Likelihood, self.likelihood), (Loss, self.loss),
         )  # fmt: skip
         for kind, answered in kinds:
             if requested := [r for r in requests if isinstance(r, kind)]:
-                yield from answered(requested, skip=skip)
+                yield from answered(requested, skip=skip, part=part)
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[Generate], *, skip: Collection[str] = ()) -> Iterator[Batch]:
+    def generate(self, requests: Sequence[Generate], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
         """Yields greedy answers; prompts of similar length are batched together to reduce padding."""
         alike: dict[tuple[Any, ...], list[tuple[Generate, Prompt]]] = {}
         for request in requests:
@@ -142,17 +144,17 @@ class Subject:
             requested.sort(key=lambda pair: len(pair[1].ids))
             for at in range(0, len(requested), self._batch_size):
                 batch = requested[at : at + self._batch_size]
-                if _missing([request.id for request, _ in batch], skip):
+                if part.has_next() and _missing([request.id for request, _ in batch], skip):
                     yield from self._in_memory(batch, partial(self._generated, stops=stops, budget=budget))
 
     @torch.no_grad()
-    def likelihood(self, requests: Sequence[Likelihood], *, skip: Collection[str] = ()) -> Iterator[Batch]:
+    def likelihood(self, requests: Sequence[Likelihood], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
         """Yields log-probabilities of continuations; common parts of contexts are read once (see :mod:`.prefix_tree`)."""
         contexts: dict[str, list[Likelihood]] = {}
         for request in requests:
             contexts.setdefault(request.context, []).append(request)
         nothing: Batch = {r.id: [0.0, 1.0] for r in requests if not self.encoder.scored(r).targets}
-        if _missing(nothing, skip):
+        if nothing and part.has_next() and _missing(nothing, skip):
             yield nothing
         trees = [
             prefix_tree.tree([(r.id, self.encoder.scored(r)) for r in group])
@@ -167,13 +169,13 @@ class Subject:
         for family in families:
             prefix: Any = None
             for batch in self._tree_batches(family):
-                if not _missing([leaf.id for one in batch for leaf in one.leaves], skip):
+                if not part.has_next() or not _missing([leaf.id for one in batch for leaf in one.leaves], skip):
                     continue
                 prefix = reader.prefix(family) if prefix is None and family.prefix else prefix
                 yield from self._in_memory(batch, partial(reader.read, prefix=prefix, num_prefix=family.prefix))
 
     @torch.no_grad()
-    def loss(self, requests: Sequence[Loss], *, skip: Collection[str] = ()) -> Iterator[Batch]:
+    def loss(self, requests: Sequence[Loss], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
         """Yields the negative log-likelihood and the number of labeled tokens of each example."""
         ordered = sorted(requests, key=lambda r: len(r.input_ids))
         space = max(1, self._logit_bytes // (COPIES_OF_LOGITS * 4 * self._vocabulary()))
@@ -182,7 +184,7 @@ class Subject:
             batch = ordered[at : at + self._batch_size]
             batch = batch[: max(1, next((n for n, r in enumerate(batch) if (n + 1) * len(r.input_ids) > space), len(batch)))]
             at += len(batch)
-            if _missing([r.id for r in batch], skip):
+            if part.has_next() and _missing([r.id for r in batch], skip):
                 yield from self._in_memory(batch, self._losses)
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> list[Any]:

@@ -102,6 +102,8 @@ class EvalReport:
     unclassified: int = 0
     """Safety answers of the adapter without a verdict."""
     cost: Cost = Cost()
+    replicas: int = 1
+    """Copies of the base that answered at the same time."""
     classification: Classification | None = None
     """Precision, recall and F1 of each class; None if the expected answers are no labels."""
     reasoning: ReasoningSummary | None = None
@@ -206,6 +208,7 @@ def build(
             judge_completion_tokens=int(judge.get("tokens_out") or 0),
         ),
         classification=classification.measure(subjects, holdout) if scored else None,
+        replicas=int(result.get("replicas") or 1),
         reasoning=reasoning if scored else None,
         error=result.get("error"),
     )
