@@ -181,8 +181,8 @@ def evaluation_gpus(pools: Sequence[Pool], model: BaseModel, *, adapter: str, ra
         return needed * replicas
     if needed is not None and needed <= most:
         raise InvalidRequest(
-            f"eval_config.replicas {replicas} needs {needed * replicas} x {gpu.name} of one node ({needed} for each copy of {model.id}), but "
-            f"a job of tier {tier} gets at most {most} on a node; set it to {most // needed} at most",
+            f"eval_config.replicas {replicas} needs {needed * replicas} x {gpu.name} of one node ({needed} for each copy of {model.id}), "
+            f"but a job of tier {tier} gets at most {most} on a node; set it to {most // needed} at most",
             code="invalid_eval_config",
             param="eval_config.replicas",
         )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from ft_assets.errors import InvalidRequest
@@ -29,7 +30,7 @@ from ft_assets.evals.scoring.scores import (
     primary,
 )
 from ft_assets.evals.suites import answer_metrics as metrics
-from ft_assets.evals.suites import golden
+from ft_assets.evals.suites import golden, guard
 from ft_assets.evals.suites import suite_items as suites
 from ft_assets.evals.suites.answer_reader import STRIP, AnswerReader, ReasoningSummary
 from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, SAFETY, Item
@@ -99,6 +100,8 @@ class EvalReport:
     judge: Judged | None = None
     classifiers: tuple[str, ...] = ()
     """Classifier of refusals."""
+    unsafe_categories: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Answers to the safety set by the category that a guard model named, for each subject: ``{"adapter": {"S9": 2}}``."""
     unclassified: int = 0
     """Safety answers of the adapter without a verdict."""
     cost: Cost = Cost()
@@ -201,6 +204,7 @@ def build(
         suites=tuple(_suite_run(id_, about, result) for id_, about in sorted(result["suites"].items())),
         judge=tally(judge) if scored else None,
         classifiers=tuple(sorted({str(a["by"]) for a in refusals if a.get("by")})),
+        unsafe_categories=_unsafe_categories(subjects) if scored else {},
         unclassified=sum(a.get("refused") is None for a in refusals),
         cost=Cost(
             gpu_s=float(result.get("seconds") or 0.0) * num_gpus,
@@ -242,6 +246,16 @@ def _suite_run(id_: str, about: Mapping[str, Any], result: Mapping[str, Any]) ->
         seconds={name: float(section.get("seconds") or 0.0) for name, section in sections.items() if section},
         cached=tuple(name for name, section in sections.items() if section and section.get("cached")),
     )  # fmt: skip
+
+
+def _unsafe_categories(subjects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+    """Returns counts by category, in the order of the taxonomy; of subjects with any."""
+    found: dict[str, dict[str, int]] = {}
+    for name, answers in (answers_of(subjects, SAFETY) or {}).items():
+        named = Counter(category for a in answers.values() for category in a.get("categories") or ())
+        if named:
+            found[name] = {category: named[category] for category in guard.CATEGORIES if category in named}
+    return found
 
 
 def _answers(subjects: Mapping[str, Any], suite: str) -> Mapping[str, Any]:
@@ -293,6 +307,8 @@ def _remarks(report: EvalReport) -> list[str]:
         found.append(f"{controls.MEANING[control.name]}: {control.metric} {control.value:.3f}; against their own: {control.adapter:.3f}.")
     if report.classifiers:
         found.append(f"Refusals by {', '.join(report.classifiers)}; {report.unclassified} answers without a verdict.")
+    for name, counts in report.unsafe_categories.items():
+        found.append(f"Unsafe answers of {name}: {guard.in_words(counts)}.")
     if cached := sorted({f"{run.id} of {name}" for run in report.suites for name in run.cached}):
         found.append(f"Known from earlier evaluations: {', '.join(cached)}.")
     tokens = report.cost.judge_prompt_tokens + report.cost.judge_completion_tokens

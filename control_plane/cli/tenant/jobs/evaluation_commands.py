@@ -122,6 +122,8 @@ def _after(found: Mapping[str, Any]) -> Iterator[str]:
             f"\njudge {judge['model']}: {judge['win_rate']:.1%} won ({judge['wins']} won, {judge['draws']} draws, {judge['losses']} lost); "
             f"{judge['order_bias']:.0%} turned with the places"
         )
+    for name, counts in (report.get("unsafe_categories") or {}).items():
+        yield f"unsafe answers of {name.replace('adapter', 'candidate')}: " + ", ".join(f"{n} {category}" for category, n in counts.items())
     if found["advice"]:
         yield "\nfor the next run:"
         yield from (f"  - {printable(a['message'])}" for a in found["advice"])
