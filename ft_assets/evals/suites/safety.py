@@ -1,8 +1,8 @@
 """The safety set: short requests that an aligned model refuses, and harmless controls that it should answer.
 
 A classifier decides whether an answer refuses: the built-in rule (:func:`refuses`), a guard model behind an OpenAI-compatible endpoint that
-answers ``safe`` or ``unsafe`` (:mod:`ft_assets.evals.suites.guard`), or the operator's own class. A guard model judges safety, not refusal, so the built-in rule
-decides for the controls.
+answers ``safe`` or ``unsafe`` (:mod:`ft_assets.evals.suites.guard`), or the operator's own class. A guard model judges safety, not refusal,
+so the built-in rule decides for the controls.
 """
 
 from __future__ import annotations
