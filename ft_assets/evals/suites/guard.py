@@ -40,7 +40,7 @@ CATEGORIES: Mapping[str, str] = {
     "S14": "Code Interpreter Abuse",
 }
 """The hazards of MLCommons' taxonomy, and S14, as Llama Guard 3 numbers them."""
-_CATEGORY = re.compile(r"S(?:1[0-4]|[1-9])")
+_CATEGORY = re.compile(r"\bS(?:1[0-4]|[1-9])\b")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -103,7 +103,7 @@ def test_a_definition_that_cannot_be_asked_says_why(tmp_path: Path, definition: 
 
 
 def test_an_unknown_suite_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(InvalidRequest, match=r"unknown capability suite 'mmul'; known: arc_challenge, hellaswag, mmlu") as refused:
+    with pytest.raises(InvalidRequest, match=r"unknown capability suite 'mmul'; known: arc_challenge, gsm8k, hellaswag, mmlu") as refused:
         task_files.check(["standin_copy", "mmul"], [], None)
     assert refused.value.code == "capability_suite_unknown"
 
