@@ -122,6 +122,9 @@ class Settings:
     """``FT_EVAL_DATA``: directory with the rows of public capability suites (docs/evaluations.md says which files). Default: none."""
     eval_suites: tuple[str, ...] = ()
     """``FT_EVAL_SUITES``: capability suites of jobs that name none, comma-separated. Default: none."""
+    eval_vllm_python: str = ""
+    """``FT_EVAL_VLLM_PYTHON``: Python of an environment with vLLM, at the same path on every node or in the image of workloads: it
+    generates the answers of evaluations. Default: none, and transformers generates."""
     mlflow_uri: str = ""
     """``FT_MLFLOW_URI``: tracking store that every attempt is copied to: a database (``postgresql+psycopg2://...``), a server
     (``http://...``) or ``off``. Default ``sqlite:///<home>/mlflow.db``; empty here: off."""
@@ -271,6 +274,7 @@ def variable(name: str) -> str:
 VARIABLES: Mapping[str, str] = {
     "cluster_file": "FT_CLUSTER", "pools_file": "FT_POOLS", "safety_file": "FT_SAFETY_EXAMPLES", "prices_file": "FT_PRICES",
     "eval_task_dirs": "FT_EVAL_TASKS", "eval_data_dir": "FT_EVAL_DATA", "validation_memory_bytes": "FT_VALIDATION_MEMORY_GIB",
+    "eval_vllm_python": "FT_EVAL_VLLM_PYTHON",
     "export_memory_bytes": "FT_EXPORT_MEMORY_GIB",
 }  # fmt: skip
 """Variables that are not named like their setting."""

@@ -283,6 +283,7 @@ def _question(platform: Platform, judged: Judged, scratch: Path, items: list[sui
         max_new_tokens=requested.max_new_tokens,
         max_items=requested.max_items,
         replicas=config.parse(judged.job.request.get("eval_config")).replicas,  # the reservation's, whatever an ordered evaluation asks
+        vllm_python=platform.settings.eval_vllm_python,
         out_dir=scratch,
     )
     run = answer_cache.with_known(platform, _with_suites(run, platform.settings, requested))

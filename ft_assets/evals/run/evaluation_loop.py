@@ -3,7 +3,8 @@
 1. The base answers first: it is the reference, and the application check needs its answers.
 2. Before it is scored, the adapter must be shown to change the base's logits on prompts of the job itself.
 3. Answers come from earlier results (``known``), from the journal of an interrupted run, or from the model.
-4. With several replicas each answers its part of every suite; the first one then reads the journals of all (:mod:`.replicas`).
+4. Where vLLM is installed it generates, before the model is loaded here; everything else is computed here (:mod:`.vllm_engine`).
+5. With several replicas each answers its part of every suite; the first one then reads the journals of all (:mod:`.replicas`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.evals.run import replicas, run_file
+from ft_assets.evals.run import generated_answers, replicas, run_file
 from ft_assets.evals.run.heartbeat import Heart, Milestones
 from ft_assets.evals.run.journal import Journal
 from ft_assets.evals.run.replicas import Part, Replicas
@@ -76,6 +77,8 @@ class Evaluation:
         from ft_assets.evals.run.subject import Subject  # torch and PEFT take seconds: the heartbeat is running by now
 
         gpus = self._gpus()
+        self.generated = generated_answers.generate(run, self.suites, self.subjects, heart, journal, gpus=gpus, index=index)
+        heart.phase("loading", subject="base")
         self.subject: Subject = Subject(run.base_model_dir, batch_size=run.batch_size, gpus=gpus)
         self.milestones.passed("planned", subjects=self.subjects, suites={suite.id: suite.num_items for suite in self.suites})
 
@@ -121,6 +124,7 @@ class Evaluation:
             **self.found,
             "num_gpus": self.subject.num_gpus * self.run.replicas,
             "replicas": self.run.replicas,
+            "engine": {"name": self.generated.name, "why": self.generated.why},
             "seconds": sum(s.seconds for sections in answered.values() for s in sections.values() if not s.cached) / self.run.replicas,
         }
 
@@ -170,17 +174,17 @@ class Evaluation:
         """Has a subject answer this replica's part of each suite."""
         for number, suite in enumerate(self.suites):
             self.heart.phase("answering", subject=name, suite=suite.id)
-            if self._known(name, suite) is None:
+            if self._known(name, suite) is not None:
+                self.heart.answered(len(suite.requests) if self.index == 0 else 0, generated=False)
+            elif suite.digest not in self.generated.suites:
                 self._answer(name, suite, Part(index=self.index, of=self.run.replicas, first=number))
-            elif self.index == 0:
-                self.heart.answered(len(suite.requests), generated=False)
             if self.run.replicas == 1:
                 self._section(name, suite)
         self.asked.append(name)
 
     def _section(self, name: str, suite: Suite) -> Section:
         """Returns one subject's answers to one suite, in the order of its requests, and tells that they are complete."""
-        known, everyones = self._known(name, suite), self.journal.everyones(self._journaled(name), suite.digest)
+        known, everyones = self._known(name, suite), self.journal.everyones(self._journaled(name, suite), suite.digest)
         ids = [request.id for request in suite.requests]
         answers, seconds = (everyones.answers, everyones.seconds) if known is None else (known["answers"], float(known["seconds"]))
         cut = self.subject.encoder.cut(suite.requests) if known is None else None
@@ -188,7 +192,7 @@ class Evaluation:
         self.milestones.passed("answered", subject=name, suite=suite.id, **facts)
         return Section(
             digest=suite.digest,
-            environment=self.subject.environment,
+            environment=self._environment(suite),
             answers={id_: answers[id_] for id_ in ids},
             seconds=seconds,
             cached=known is not None,
@@ -196,7 +200,7 @@ class Evaluation:
         )
 
     def _known(self, name: str, suite: Suite) -> Mapping[str, Any] | None:
-        found = self.run.known.get(name, {}).get(run_file.known_key(suite.digest, self.subject.environment))
+        found = self.run.known.get(name, {}).get(run_file.known_key(suite.digest, self._environment(suite)))
         whole = found is not None and all(request.id in found["answers"] for request in suite.requests)
         return found if whole else None
 
@@ -205,16 +209,19 @@ class Evaluation:
         return all(self._known(name, suite) is not None or not self._left(name, suite) for suite in self.suites)
 
     def _left(self, name: str, suite: Suite) -> bool:
-        answers = self.journal.everyones(self._journaled(name), suite.digest).answers
+        answers = self.journal.everyones(self._journaled(name, suite), suite.digest).answers
         return any(request.id not in answers for request in suite.requests)
 
-    def _journaled(self, name: str) -> str:
+    def _environment(self, suite: Suite) -> str:
+        return self.generated.suites.get(suite.digest, self.subject.environment)
+
+    def _journaled(self, name: str, suite: Suite) -> str:
         """Returns a subject's key in the journal: an interrupted run may continue on other hardware, which answers differently."""
-        return run_file.known_key(self.run.digest_of(name), self.subject.environment)
+        return run_file.known_key(self.run.digest_of(name), self._environment(suite))
 
     def _answer(self, name: str, suite: Suite, part: Part) -> None:
         """Stores the answers of `part` that no journal has."""
-        subject = self._journaled(name)
+        subject = self._journaled(name, suite)
         kept, done = self.journal.answered(subject, suite.digest), frozenset(self.journal.everyones(subject, suite.digest).answers)
         self.heart.answered(len(kept.answers), generated=False)
         if self._left(name, suite):

@@ -71,6 +71,9 @@ class EvalRun:
     replicas: int = 1
     """Processes that each hold a copy of the base, on an equal share of the GPUs, and answer a part of the batches
     (:mod:`ft_assets.evals.run.replicas`)."""
+    vllm_python: str = ""
+    """Python of an environment with vLLM on the node that runs this (:mod:`ft_assets.evals.run.vllm_engine`); empty: transformers
+    generates."""
     known: Known = field(default_factory=dict)
     """Answers that need not be generated: those whose suite has the same digest in this run, given in the same environment."""
     out_dir: Path

@@ -26,7 +26,7 @@ from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.run import prefix_tree
 from ft_assets.evals.run.replicas import Part
-from ft_assets.evals.run.request_encoder import Encoder, Prompt, positions
+from ft_assets.evals.run.request_encoder import Encoder, Prompt, batches, end_tokens, positions, text_of
 from ft_assets.evals.run.tree_attention import Reader
 from ft_assets.evals.suites.model_requests import Answer, Generate, Likelihood, Loss, Request
 from ft_assets.training.runtime.model import decoder, split_weights
@@ -135,17 +135,10 @@ class Subject:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Generate], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
-        """Yields greedy answers; prompts of similar length are batched together to reduce padding."""
-        alike: dict[tuple[Any, ...], list[tuple[Generate, Prompt]]] = {}
-        for request in requests:
-            prompt = self.encoder.prompt(request)
-            alike.setdefault((request.stops, prompt.budget), []).append((request, prompt))
-        for (stops, budget), requested in alike.items():
-            requested.sort(key=lambda pair: len(pair[1].ids))
-            for at in range(0, len(requested), self._batch_size):
-                batch = requested[at : at + self._batch_size]
-                if part.has_next() and _missing([request.id for request, _ in batch], skip):
-                    yield from self._in_memory(batch, partial(self._generated, stops=stops, budget=budget))
+        """Yields greedy answers."""
+        for stops, budget, batch in batches(requests, self.encoder, size=self._batch_size):
+            if part.has_next() and _missing([request.id for request, _ in batch], skip):
+                yield from self._in_memory(batch, partial(self._generated, stops=stops, budget=budget))
 
     @torch.no_grad()
     def likelihood(self, requests: Sequence[Likelihood], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
@@ -221,7 +214,7 @@ class Subject:
             raise InvalidRequest(f"the model in {directory} cannot be loaded: {e}", code="adapter_unloadable") from e
         if directory != self._base_dir and (absent := [*found["missing_keys"], *found["mismatched_keys"]]):
             raise InvalidRequest(f"the model in {directory} lacks {absent[0]}, or it has another shape", code="adapter_unloadable")
-        self._ends = self._ends or _end_tokens(model, self.tokenizer)
+        self._ends = self._ends or end_tokens(model.generation_config.eos_token_id, self.tokenizer)
         model.generation_config = _decoding()  # its own may hold penalties, banned words, minimum lengths: none applies here
         if split:
             split_weights.check(model)
@@ -321,9 +314,8 @@ class Subject:
                 ),
                 stopping_criteria=[self._stopper(stops, width)] if stops else None,
             )
-        rows = [_until(row, self._ends) for row in out[:, width:].tolist()]
-        texts = [self.tokenizer.decode(row, skip_special_tokens=True).replace("\0", "\ufffd") for row in rows]  # databases refuse NUL
-        return {request.id: _before(text, stops) for (request, _), text in zip(batch, texts, strict=True)}
+        rows = zip(batch, out[:, width:].tolist(), strict=True)
+        return {request.id: text_of(row, self.tokenizer, ends=self._ends, stops=stops) for (request, _), row in rows}
 
     def _stopper(self, stops: Sequence[str], width: int) -> Callable[..., Any]:
         """Ends a row once one of `stops` is in the last generated text; a token is at least a byte."""
@@ -364,18 +356,3 @@ def _is_the_machines(error: Exception) -> bool:
     """Returns whether loading failed for lack of memory or of a working disk: that says nothing about the files, and another run may
     succeed."""
     return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, OSError) and error.errno not in (None, errno.ENOENT))
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Returns the tokens that end an answer: the model's, the tokenizer's, and the end of a ChatML turn if there is one."""
-    given = model.generation_config.eos_token_id
-    found = {*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id, tokenizer.get_vocab().get("<|im_end|>")}
-    return sorted(i for i in found if i is not None)
-
-
-def _until(ids: list[int], ends: Sequence[int]) -> list[int]:
-    return next((ids[:at] for at, token in enumerate(ids) if token in ends), ids)
-
-
-def _before(text: str, stops: Sequence[str]) -> str:
-    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
