@@ -56,7 +56,12 @@ def test_vllm_answers_as_transformers_does_and_the_result_says_which_engine_it_w
     assert found["applied"]["applied"] and found["scored"] == plain["scored"]
     used = environments(found)
     assert all(len(of) == 1 for of in used.values()), "base and adapters are compared on one engine"
-    assert {suite for suite, of in used.items() if of.pop().startswith("vllm")} == {"holdout", "golden", "safety", "capability/standin_copy"}
+    assert {suite for suite, of in used.items() if of.pop().startswith("vllm")} == {
+        "holdout",
+        "golden",
+        "safety",
+        "capability/standin_copy",
+    }
     beat = run_status.read_heartbeat(run.out_dir.with_name("vllm"))
     assert beat["done"] == beat["total"]
 

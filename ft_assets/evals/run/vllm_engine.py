@@ -25,8 +25,9 @@ from ft_assets.evals.run.replicas import VISIBLE
 from ft_assets.evals.run.request_encoder import Prompt
 from ft_assets.evals.suites.model_requests import Generate
 
-CHUNK = 256
-"""Prompts given to the engine together; it batches them itself."""
+CHUNK = 128
+"""Prompts given to the engine together, as many as transformers answers together on a GPU: a chunk of long answers takes minutes, and an
+evaluation without an answer for ten is stopped."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of ``max_lora_rank`` that vLLM takes."""
 ADAPTER_CONFIG = "adapter_config.json"

@@ -70,14 +70,17 @@ class AnswerReader:
         marks = self._marks(id_)
         reasoning, said = marks.split(answer)
         if self.calls and suite == HOLDOUT and id_ in self.offered and (calls := self.calls.read(said)):
-            said = canonical(calls)
+            return canonical(calls)
         return marks.join(reasoning, said) if self.mode == "score" and suite == HOLDOUT else said
 
     def items(self, items: Sequence[Item]) -> list[Item]:
-        """Returns holdout items with what is expected in the form of :meth:`text`."""
+        """Returns holdout items with what is expected in the form of :meth:`text`; calls are compared without reasoning."""
         if self.mode == "strip":
             return list(items)
-        return [i if i.expected is None else replace(i, expected=self._marks(i.id).join(_unmarked(i.reasoning), i.expected)) for i in items]
+        return [
+            i if i.expected is None or i.calls else replace(i, expected=self._marks(i.id).join(_unmarked(i.reasoning), i.expected))
+            for i in items
+        ]
 
     def _marks(self, id_: str) -> Marks:
         return self.item_marks.get(id_, self.marks)

@@ -105,17 +105,23 @@ def test_replicas_leave_the_result_of_one_process_after_a_kill_and_in_another_nu
     several = replace(run, replicas=2, out_dir=tmp_path / "several")
     second = replicas.directory(several.out_dir, 1) / run_status.JOURNAL_NAME
     killed = start(several)
-    wait_for(lambda: killed.poll() is not None or (second.exists() and second.stat().st_size > 2000))
-    assert killed.poll() is None, killed.communicate()
-    children = [int(pid) for pid in Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()]
-    killed.kill()
-    killed.communicate()
+    try:
+        wait_for(lambda: killed.poll() is not None or (second.exists() and second.stat().st_size > 2000))
+        assert killed.poll() is None, killed.communicate()
+        children = [int(pid) for pid in Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()]
+    finally:
+        killed.kill()
+        killed.communicate()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
     kept = [path.read_bytes() for path in replicas.journals(several.out_dir)]
     assert len(kept) == 2 and all(kept)
 
     resumed = start(replace(several, replicas=3))
-    assert resumed.wait(timeout=1200) == run_status.EXIT_OK, resumed.stderr and resumed.stderr.read()[-2000:]
+    try:
+        assert resumed.wait(timeout=1200) == run_status.EXIT_OK, resumed.stderr and resumed.stderr.read()[-2000:]
+    finally:
+        resumed.kill()
+        resumed.communicate()
     found = run_status.read_result(several.out_dir)
     assert without_times(found) == without_times(one)
     assert [list(s["answers"]) for s in found["subjects"]["adapter"].values()] == [
