@@ -127,21 +127,21 @@ class Subject:
         """Yields answers to any kind of request, of the batches in `part`; those whose answers are all in `skip` are left out."""
         part = part or Part()
         kinds: tuple[tuple[type, Callable[..., Iterator[Batch]]], ...] = (
-            (Generate, self.generate), (Likelihood, self.likelihood), (Loss, self.loss),
+            (Generate, self._generate), (Likelihood, self._likelihood), (Loss, self._loss),
         )  # fmt: skip
         for kind, answered in kinds:
             if requested := [r for r in requests if isinstance(r, kind)]:
                 yield from answered(requested, skip=skip, part=part)
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[Generate], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
+    def _generate(self, requests: Sequence[Generate], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
         """Yields greedy answers."""
         for stops, budget, batch in batches(requests, self.encoder, size=self._batch_size):
             if part.has_next() and _missing([request.id for request, _ in batch], skip):
                 yield from self._in_memory(batch, partial(self._generated, stops=stops, budget=budget))
 
     @torch.no_grad()
-    def likelihood(self, requests: Sequence[Likelihood], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
+    def _likelihood(self, requests: Sequence[Likelihood], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
         """Yields log-probabilities of continuations; common parts of contexts are read once (see :mod:`.prefix_tree`)."""
         contexts: dict[str, list[Likelihood]] = {}
         for request in requests:
@@ -168,7 +168,7 @@ class Subject:
                 yield from self._in_memory(batch, partial(reader.read, prefix=prefix, num_prefix=family.prefix))
 
     @torch.no_grad()
-    def loss(self, requests: Sequence[Loss], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
+    def _loss(self, requests: Sequence[Loss], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
         """Yields the negative log-likelihood and the number of labeled tokens of each example."""
         ordered = sorted(requests, key=lambda r: len(r.input_ids))
         space = max(1, self._logit_bytes // (COPIES_OF_LOGITS * 4 * self._vocabulary()))
