@@ -200,9 +200,7 @@ class Evaluation:
         )
 
     def _known(self, name: str, suite: Suite) -> Mapping[str, Any] | None:
-        found = self.run.known.get(name, {}).get(run_file.known_key(suite.digest, self._environment(suite)))
-        whole = found is not None and all(request.id in found["answers"] for request in suite.requests)
-        return found if whole else None
+        return run_file.known_section(self.run, name, suite, self._environment(suite))
 
     def _known_whole(self, name: str) -> bool:
         """Returns whether everything is answered: then the model need not be loaded."""

@@ -90,7 +90,7 @@ def _answer(
     for name in subjects:
         for number, suite in enumerate(suites):
             key = run_file.known_key(run.digest_of(name), engine.environment)
-            if run_file.known_key(suite.digest, engine.environment) in run.known.get(name, {}):
+            if run_file.known_section(run, name, suite, engine.environment) is not None:
                 continue
             part, done = Part(index=index, of=run.replicas, first=number), journal.everyones(key, suite.digest).answers
             heart.answered(len(journal.answered(key, suite.digest).answers), generated=False)

@@ -138,6 +138,13 @@ def known_key(digest: str, environment: str) -> str:
     return f"{digest}@{environment}"
 
 
+def known_section(run: EvalRun, subject: str, suite: Suite, environment: str) -> Mapping[str, Any] | None:
+    """Returns a subject's answers to `suite` from an earlier result, if they are complete."""
+    found = run.known.get(subject, {}).get(known_key(suite.digest, environment))
+    whole = found is not None and all(request.id in found["answers"] for request in suite.requests)
+    return found if whole else None
+
+
 def capability_id(name: str) -> str:
     """Returns the suite id of a capability suite."""
     return f"{suite_items.CAPABILITY}/{name}"
