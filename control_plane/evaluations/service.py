@@ -39,7 +39,7 @@ from control_plane.serving.accepted_bases import SUCCEEDED as SUCCEEDED
 from control_plane.tenants.tables import tenants
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
+from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.suites import task_files
@@ -84,6 +84,9 @@ def request(
     found = adapters.get_adapter(platform, tenant, reference)
     if found.type != LORA:
         raise Conflict(f"{found.id} is a whole model, which is evaluated only by its job", code="not_reevaluated", param="adapter_id")
+    if rules is not None and "replicas" in rules:
+        message = "eval_config.replicas follows the adapter's job, whose GPUs an evaluation holds; leave it out"
+        raise InvalidRequest(message, code="invalid_eval_config", param="eval_config.replicas")
     digest = base_digest or platform.models.card(found.base_model).digest
     platform.models.get_pinned(found.base_model, digest)
     with platform.engine.begin() as conn:

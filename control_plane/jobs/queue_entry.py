@@ -25,6 +25,7 @@ from control_plane.serving.rollout import FAILED
 from control_plane.tenants.service import find_tenant
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, QuotaExceeded
+from ft_assets.evals import config as eval_config
 from ft_assets.training.cost_model import Cost
 from ft_assets.training.spec import TrainingSpec
 
@@ -51,9 +52,15 @@ def mark_packed(
         job = locked(conn, job_id, tenant_id=tenant)
         waits, now = job.state is JobState.VALIDATING, platform.clock()
         model = platform.models.get_pinned(job.model, job.base_digest)
-        evaluation_s = expected_time.evaluation_s(model)
+        replicas = eval_config.parse((job.request or {}).get("eval_config")).replicas
+        evaluation_s = expected_time.evaluation_s(model, replicas)
         evaluation_gpus = job_plan.evaluation_gpus(
-            configured_pools.planned(platform), model, adapter=spec.adapter, rank=spec.lora.saved_rank if spec.lora else 0, tier=job.tier
+            configured_pools.planned(platform),
+            model,
+            adapter=spec.adapter,
+            rank=spec.lora.saved_rank if spec.lora else 0,
+            tier=job.tier,
+            replicas=replicas,
         )
         gpu_seconds = expected_s * spec.world_size + evaluation_s * evaluation_gpus
         if waits and found is not None:

@@ -108,7 +108,7 @@ def _modelled(kind: JobKind, model: BaseModel, pools: Sequence[Pool], *, tier: s
     except InvalidRequest as error:
         raise InvalidRequest(f"mix: kind {kind.name!r}: {error.message}", code=error.code, param="mix") from error
     _, cost, _ = expected_time.modelled(pools, model, spec, num_rows=num_rows, tokens_per_epoch=tokens)
-    gpu_s = cost.total_s * spec.world_size + expected_time.evaluation_s(model) * placed.evaluation_gpus
+    gpu_s = cost.total_s * spec.world_size + expected_time.evaluation_s(model, placed.evaluation_replicas) * placed.evaluation_gpus
     return (spec.world_size,), gpu_s / 3600
 
 

@@ -110,7 +110,8 @@ class Settings:
     """``FT_TOXICITY_CLASSIFIER``: ``builtin``, ``http(s)://host/v1/moderations[#model]`` or ``package.module:factory``."""
     safety_classifier: str = "builtin"
     """``FT_SAFETY_CLASSIFIER``: says which answers to the safety set refuse: ``builtin`` (a rule), ``http(s)://host/v1#model`` (a guard
-    model that answers safe or unsafe; key: ``FT_SAFETY_API_KEY``), ``package.module:factory``, or ``off`` (empty here): nobody is asked."""
+    model that answers safe or unsafe; key: ``FT_SAFETY_API_KEY``), ``llama-guard:http(s)://host/v1#model`` (any instruct model, with Llama
+    Guard's prompt), ``package.module:factory``, or ``off`` (empty here): nobody is asked."""
     judge_url: str = ""
     """``FT_JUDGE_URL``: ``http(s)://host/v1`` of the model that compares answers in pairs (key: ``FT_JUDGE_API_KEY``, read where it is used
     and written nowhere). Default: none, and nothing is judged."""
@@ -122,9 +123,12 @@ class Settings:
     """``FT_EVAL_TASKS``: directories of further capability suites in lm-evaluation-harness's format, separated by ``:``. Python that they
     name runs in the evaluation process: they are the operator's to trust."""
     eval_data_dir: Path | None = None
-    """``FT_EVAL_DATA``: directory with the rows of MMLU, HellaSwag and ARC (docs/evaluations.md says which files). Default: none."""
+    """``FT_EVAL_DATA``: directory with the rows of public capability suites (docs/evaluations.md says which files). Default: none."""
     eval_suites: tuple[str, ...] = ()
     """``FT_EVAL_SUITES``: capability suites of jobs that name none, comma-separated. Default: none."""
+    eval_vllm_python: str = ""
+    """``FT_EVAL_VLLM_PYTHON``: Python of an environment with vLLM, at the same path on every node or in the image of workloads: it
+    generates the answers of evaluations. Default: none, and transformers generates."""
     mlflow_uri: str = ""
     """``FT_MLFLOW_URI``: tracking store that every attempt is copied to: a database (``postgresql+psycopg2://...``), a server
     (``http://...``) or ``off``. Default ``sqlite:///<home>/mlflow.db``; empty here: off."""
@@ -278,6 +282,7 @@ def variable(name: str) -> str:
 VARIABLES: Mapping[str, str] = {
     "cluster_file": "FT_CLUSTER", "pools_file": "FT_POOLS", "safety_file": "FT_SAFETY_EXAMPLES", "prices_file": "FT_PRICES",
     "eval_task_dirs": "FT_EVAL_TASKS", "eval_data_dir": "FT_EVAL_DATA", "validation_memory_bytes": "FT_VALIDATION_MEMORY_GIB",
+    "eval_vllm_python": "FT_EVAL_VLLM_PYTHON",
     "export_memory_bytes": "FT_EXPORT_MEMORY_GIB",
 }  # fmt: skip
 """Variables that are not named like their setting."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -40,6 +41,10 @@ MAX_MESSAGES = 10_000
 """Messages per conversation: at a dozen tokens per message, a context of 128k tokens is full before that."""
 KWARGS, THINKING = "chat_template_kwargs", "enable_thinking"
 """Fields of a row with variables for the chat template, as vLLM's API and TRL name them; the second stands for the variable of its name."""
+RESPONSE_FORMAT = "response_format"
+"""Field of a row with the form of its answer, as in OpenAI's API."""
+MAX_SCHEMA_BYTES = 64 << 10
+"""As of the inference server (resources/inference/engine/grammar.py)."""
 KWARG_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}", re.ASCII)
 KWARG_TEXT = re.compile(r"[A-Za-z0-9 _.,:-]{0,200}", re.ASCII)
 """Texts that cannot hold a control token or markup: whatever a template does with them, they forge no turn."""
@@ -234,6 +239,26 @@ class Reading:
         if len(found) > MAX_KWARGS:
             self.add(KWARGS, "invalid_template_kwargs", f"{len(found)} variables, more than {MAX_KWARGS}", "leave some out")
         return found
+
+    def response_format(self, row: JsonObject) -> JsonObject:
+        """Parses `response_format`, an object or its JSON; null and ``{"type": "text"}`` stand for absent."""
+        given = row.get(RESPONSE_FORMAT)
+        if isinstance(given, str):
+            given = parse_json(given.encode("utf-8", "surrogatepass")) if given.strip() else None
+        if given is None:
+            return {}
+        kind = given.get("type") if isinstance(given, dict) else None
+        named = given.get("json_schema") if isinstance(given, dict) else None
+        has_schema = isinstance(named, dict) and isinstance(named.get("schema"), dict)
+        if kind not in ("text", "json_object", "json_schema") or (kind == "json_schema" and not has_schema):
+            message = "it is neither a text, a JSON object nor a JSON schema, as OpenAI's API has them"
+            fix = 'write {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
+            self.add(RESPONSE_FORMAT, "invalid_response_format", message, fix)
+            return {}
+        if (size := len(json.dumps(given))) > MAX_SCHEMA_BYTES:
+            message = f"it has {size} bytes, more than {MAX_SCHEMA_BYTES}"
+            self.add(RESPONSE_FORMAT, "invalid_response_format", message, "shorten the schema, or leave it out")
+        return {} if kind == "text" else dict(given)
 
     def turns(self, value: Any, path: str, role: Role) -> tuple[Message, ...]:
         """Returns a text as one message of `role`, or messages unchanged (a single one may come without its list)."""

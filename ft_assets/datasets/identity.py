@@ -32,8 +32,8 @@ def content_hashes(examples: Sequence[Example]) -> list[bytes]:
     """Returns the 32 bytes of :func:`content_hash` for each of `examples`; cheapest with thousands at a time.
 
     An example is serialized as ``kind label 0 0 (role 0 content 0 ("reasoning" 0 reasoning 0)? (name 0 arguments 0)*)*`` for each of its
-    three groups of messages, then its text, its tools and its template's variables; white space is collapsed throughout, so it never
-    distinguishes two rows.
+    three groups of messages, then its text, its tools, its template's variables and its response format; white space is collapsed
+    throughout, so it never distinguishes two rows.
     """
     from ft_assets.datasets.dedup import kernels
 
@@ -65,6 +65,8 @@ def _spelled(example: Example) -> bytes:
         parts.append(f"\0\0\0{json.dumps(example.tools, sort_keys=True)}")
     if example.template_kwargs:
         parts.append(f"\0\0\0\0{json.dumps(example.template_kwargs, sort_keys=True)}")
+    if example.response_format:
+        parts.append(f"\0\0\0\0\0{json.dumps(example.response_format, sort_keys=True)}")
     text = "".join(parts)
     if not text.isascii():
         text = text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)

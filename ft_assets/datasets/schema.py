@@ -77,6 +77,8 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     row: int = 0
     template_kwargs: dict[str, TemplateValue] = {}
     """Variables for the chat template, such as ``enable_thinking``, as the row gives them and as inference must send them."""
+    response_format: JsonObject = {}
+    """The form that the answer must have, as in OpenAI's API: evaluations check answers against its JSON schema. Not rendered."""
 
     @property
     def prompt(self) -> tuple[Message, ...]:

@@ -1,6 +1,7 @@
 """Recognises the accepted row shapes and converts each to an :class:`Example`, reporting every field that is wrong.
 
-chat               {"messages": [...], "tools"?: [...], "enable_thinking"?: bool, "chat_template_kwargs"?: {...}}
+chat               {"messages": [...], "tools"?: [...], "enable_thinking"?: bool, "chat_template_kwargs"?: {...},
+                    "response_format"?: {...}}
                    {"conversations": [{"from": "human", "value": "..."}, ...]} (ShareGPT)
 prompt_completion  {"prompt": text or messages, "completion": text or messages}
                    {"instruction": "...", "input"?: "...", "output": "..."} (Alpaca)
@@ -24,15 +25,25 @@ from typing import Any
 
 import msgspec
 
-from ft_assets.datasets.fields import KWARGS, MAX_MESSAGES, MESSAGE_FIELDS, SHAREGPT_FIELDS, THINKING, TRUTH, Reading, TooManyProblemsError
+from ft_assets.datasets.fields import (
+    KWARGS,
+    MAX_MESSAGES,
+    MESSAGE_FIELDS,
+    RESPONSE_FORMAT,
+    SHAREGPT_FIELDS,
+    THINKING,
+    TRUTH,
+    Reading,
+    TooManyProblemsError,
+)
 from ft_assets.datasets.readers.column_map import Mapped
 from ft_assets.datasets.readers.transcripts import begins_as_transcript, transcript_marks
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Format, Message
 from ft_assets.typed_json import JsonObject
 
-BESIDE_MESSAGES = ("tools", "functions", "parallel_tool_calls", KWARGS, THINKING)
-"""Fields of a row that its chat template reads beside the messages."""
+BESIDE_MESSAGES = ("tools", "functions", "parallel_tool_calls", KWARGS, THINKING, RESPONSE_FORMAT)
+"""Fields of a row beside its messages: those that its chat template reads, and the form that evaluations check answers for."""
 FROM_OPENAI = ("preferred_output", "non_preferred_output")
 PROMPTING = ("instruction", "system", "history")
 """Fields that make up a prompt in other forms than ``prompt``."""
@@ -184,7 +195,14 @@ def _alpaca(reading: Reading, value: JsonObject, row: int) -> Example:
 
 
 def _example(reading: Reading, value: JsonObject, messages: tuple[Message, ...], row: int) -> Example:
-    return Example(kind="chat", messages=messages, tools=reading.tools(value), template_kwargs=reading.template_kwargs(value), row=row)
+    return Example(
+        kind="chat",
+        messages=messages,
+        tools=reading.tools(value),
+        template_kwargs=reading.template_kwargs(value),
+        response_format=reading.response_format(value),
+        row=row,
+    )
 
 
 def _alpaca_prompt(reading: Reading, value: JsonObject) -> tuple[Message, ...]:
@@ -241,6 +259,7 @@ def _preference(reading: Reading, value: JsonObject, row: int) -> Example:
         rejected=rejected,
         tools=reading.tools(tools, path if tools is not value else ""),
         template_kwargs=reading.template_kwargs(value),
+        response_format=reading.response_format(value),
         row=row,
     )
 

@@ -29,6 +29,7 @@ from control_plane.evaluations.evaluation_workload import StoredWeights
 from control_plane.evaluations.kept_verdicts import KeptVerdicts
 from control_plane.evaluations.reports import Evaluated, load_evaluated, report_key, result_key, verdicts_prefix
 from control_plane.evaluations.review_progress import ReviewProgress
+from control_plane.evaluations.schema_checks import with_schema_verdicts
 from control_plane.jobs.results import metric_lines
 from control_plane.jobs.tables import Job
 from control_plane.jobs.transitions import job_row
@@ -50,6 +51,7 @@ from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.scoring.review import Review, Verdicts
 from ft_assets.evals.suites import answer_metrics, safety, suite_items
 from ft_assets.evals.suites.answer_reader import AnswerReader
+from ft_assets.evals.suites.tool_calls import CallForm
 from ft_assets.retries import RetryPolicy, with_retries
 from ft_assets.telemetry import correlation
 from ft_assets.training import methods
@@ -142,6 +144,7 @@ def run_evaluation(
     progress = ReviewProgress(platform=platform, tenant=tenant, job_id=job_id, evaluation_id=evaluation_id)
     reader = AnswerReader.of_model(judged.base_dir, mode=requested.reasoning, items=items)
     result = _reviewed(platform, judged, items, answered, reader=reader, progress=progress, retries=retries)
+    result = with_schema_verdicts(platform, judged.tenant, result, items, reader=reader)
     answer_cache.remember(platform, judged.tenant, result)
     metric = requested.task_metric if requested.task_metric in answer_metrics.METRICS else None
     built = report.build(
@@ -196,7 +199,8 @@ def _unless_refused(platform: Platform, launcher: Launcher, held: Claim | None, 
 def _with_items(platform: Platform, judged: Judged) -> tuple[Judged, list[suite_items.Item]]:
     """Returns it with the job's held-out items."""
     rows = validation_rows(platform, judged.tenant, judged.job)
-    return judged, suite_items.holdout_items(rows, limit=judged.eval_config.max_items)
+    readable = CallForm.of_model(judged.base_dir) is not None
+    return judged, suite_items.holdout_items(rows, limit=judged.eval_config.max_items, calls=readable)
 
 
 def _answer(platform: Platform, launcher: Launcher, held: Claim, judged: Judged, items: list[suite_items.Item]) -> None:
@@ -278,6 +282,8 @@ def _question(platform: Platform, judged: Judged, scratch: Path, items: list[sui
         validation_pack_dir=_validation_packs(platform, judged, scratch / "packs"),
         max_new_tokens=requested.max_new_tokens,
         max_items=requested.max_items,
+        replicas=config.parse(judged.job.request.get("eval_config")).replicas,  # the reservation's, whatever an ordered evaluation asks
+        vllm_python=platform.settings.eval_vllm_python,
         out_dir=scratch,
     )
     run = answer_cache.with_known(platform, _with_suites(run, platform.settings, requested))

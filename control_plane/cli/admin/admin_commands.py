@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from control_plane.datasets.tables import Suite
     from control_plane.platform.context import Platform
 
+ROWS = "{rows} rows of {name}, split {split}, are in {file}"
 VERDICTS = listing({
     "JOB": "job_id", "TENANT": "tenant_id", "VERDICT": "code", "FOR": "audience", "SINCE": since("raised_at"), "": "message",
 })  # fmt: skip
@@ -43,8 +45,12 @@ def register(app: typer.Typer) -> None:
     deletion_commands.register(admin, groups)
     operator_commands.register(admin)
     refund_commands.register_admin(admin)
-    suites = {"add": add_suite, "add-benchmark": add_benchmark, "list": list_suites, "remove": remove_suite}
-    add_group(admin, "suites", suites, help="Evaluation suites that every tenant's datasets are checked against.")
+    suites = {
+        "add": add_suite, "add-benchmark": add_benchmark, "add-rows": add_rows, "list": list_suites, "remove": remove_suite,
+    }  # fmt: skip
+    add_group(
+        admin, "suites", suites, help="Evaluation suites that every tenant's datasets are checked against; rows of capability suites."
+    )
     base_model_commands.register(admin)
     recipe_admin_commands.register(admin)
     signing_key_commands.register(admin)
@@ -77,6 +83,23 @@ def add_suite(platform: Platform, name: Name, file: File, field: Field = "questi
 
     with file.open("rb") as stream:
         return _suite(suites.add(platform, None, stream, name=name, filename=file.name, field=field, column_map=parse_map(column_map)))
+
+
+@local(ROWS)
+def add_rows(
+    platform: Platform,
+    name: Annotated[
+        str, typer.Argument(help="mmlu, hellaswag, arc_challenge, truthfulqa_mc1, truthfulqa_mc2, gsm8k, or a suite of yours.")
+    ],
+    split: Annotated[str, typer.Argument(help="Its split: dev, train, validation or test.")],
+    file: Annotated[Path, typer.Argument(help="Your copy of the published file, .parquet or .jsonl.", exists=True, dir_okay=False)],
+) -> Any:
+    """Put the rows of a capability suite into FT_EVAL_DATA, after a check of their columns. Nothing is downloaded."""
+    from ft_assets.evals.suites import task_files
+
+    settings = platform.settings
+    place, rows = task_files.add_rows(name, split, file, task_dirs=settings.eval_task_dirs, data_dir=settings.eval_data_dir)
+    return {"name": name, "split": split, "rows": rows, "file": str(place)}
 
 
 @local(ADDED)

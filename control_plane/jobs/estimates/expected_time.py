@@ -115,7 +115,7 @@ def of_request(platform: Platform, tenant: str, request: JobRequest, model: Base
     spec, _, expected = training(
         platform, placed, model, dataset_id=THIS, num_examples=size.num_examples, tokens=size.tokens, seed=request.seed or 0
     )
-    gpu_seconds = expected.expected_s * spec.world_size + evaluation_s(model) * placed.evaluation_gpus
+    gpu_seconds = expected.expected_s * spec.world_size + evaluation_s(model, placed.evaluation_replicas) * placed.evaluation_gpus
     return Expected(gpu_seconds=gpu_seconds, counted=size.counted)
 
 
@@ -157,12 +157,13 @@ EVALUATED_7B_S = 1800.0
 """Seconds in which a 7B model on one GPU answers the held-out rows, the built-in suites and a few capability suites."""
 
 
-def evaluation_s(model: BaseModel) -> float:
+def evaluation_s(model: BaseModel, replicas: int) -> float:
     """Return how long the evaluation that follows a training holds its GPUs: mostly reading and generating, which grow with the weights.
 
-    Several GPUs make it no faster: each computes its own layers while the others wait.
+    Each of `replicas` answers an equal part. Several GPUs of one replica make it no faster: each computes its own layers while the others
+    wait.
     """
-    return SETUP_S + EVALUATED_7B_S * model.num_parameters / 7e9
+    return SETUP_S + EVALUATED_7B_S * model.num_parameters / 7e9 / replicas
 
 
 def splits_long_rows(method: Method, policies: Policies) -> bool:

@@ -19,6 +19,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest
+from ft_assets.evals import config as eval_config
 from ft_assets.training import cost_model, hyperparameters, memory, methods, model_shapes, requested_hyperparameters
 from ft_assets.training.hyperparameters import ModelFacts, Plan
 from ft_assets.training.memory import Fit, forward_pass
@@ -44,6 +45,8 @@ class Placed:
     fit: Fit
     evaluation_gpus: int = 1
     """GPUs that the evaluation after the training holds, all of one node."""
+    evaluation_replicas: int = 1
+    """Copies of the base that they hold, which answer at the same time."""
 
     @property
     def placement(self) -> Mapping[str, Any]:
@@ -97,7 +100,9 @@ def placed_in(
     check_frozen_parts(plan, shape)
     check_target_modules(plan, shape)
     fit = fit_on(pool, plan, shape, tier=tier)
-    return Placed(plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(pools, model, adapter=plan.adapter, rank=_rank(plan), tier=tier))
+    replicas = eval_config.parse(request.eval_config).replicas
+    gpus = evaluation_gpus(pools, model, adapter=plan.adapter, rank=_rank(plan), tier=tier, replicas=replicas)
+    return Placed(plan=plan, fit=fit, evaluation_gpus=gpus, evaluation_replicas=replicas)
 
 
 def unpacked_if_needed(plan: Plan, shape: ModelShape) -> Plan:
@@ -163,21 +168,26 @@ def pool_for(pools: Sequence[Pool], tier: str, kind: str) -> Pool:
     raise InvalidRequest(message, code="no_pool", param="model")
 
 
-def evaluation_gpus(pools: Sequence[Pool], model: BaseModel, *, adapter: str, rank: int, tier: str) -> int:
-    """Return how many GPUs of one node an evaluation of the whole base in bf16 holds: the fewest that it fits on.
+def evaluation_gpus(pools: Sequence[Pool], model: BaseModel, *, adapter: str, rank: int, tier: str, replicas: int) -> int:
+    """Return how many GPUs of one node an evaluation holds: for each of `replicas` the fewest that the whole base in bf16 fits on.
 
     ``InvalidRequest`` if no node gives as many to a job: every adapter is evaluated before it can be served.
     """
     kind = job_class(adapter, model.num_parameters)
     gpu = memory.GPUS[pool_for(pools, tier, kind).gpu_type]
-    if gpu.is_cpu:
-        return 1
     shape = shape_of(model)
-    needed = forward_pass.num_gpus(shape, gpu.memory_bytes, rank=rank)
+    needed = 1 if gpu.is_cpu else forward_pass.num_gpus(shape, gpu.memory_bytes, rank=rank)
     able = in_order(pools, tier=tier, kind=kind, num_gpus=1)
     most = max(min(pool.widest(tier), max(node.num_gpus for node in pool.nodes)) for pool in able)
+    if needed is not None and needed * replicas <= most:
+        return needed * replicas
     if needed is not None and needed <= most:
-        return needed
+        raise InvalidRequest(
+            f"eval_config.replicas {replicas} needs {needed * replicas} x {gpu.name} of one node ({needed} for each copy of {model.id}), "
+            f"but a job of tier {tier} gets at most {most} on a node; set it to {most // needed} at most",
+            code="invalid_eval_config",
+            param="eval_config.replicas",
+        )
     raise InvalidRequest(
         f"the evaluation after the training loads all of {model.id} in bf16 ({2 * shape.num_parameters / GIB:.0f} GiB) on GPUs of one node "
         f"and needs {needed or 'more than ' + str(shape.num_layers)} x {gpu.name}, but a job of tier {tier} gets at most {most} on a node; "

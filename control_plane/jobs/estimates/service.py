@@ -93,7 +93,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         platform, placed, model, dataset_id=file.dataset_id, num_examples=num_examples, tokens=tokens.per_epoch, seed=request.seed or 0
     )
     seconds, epochs = expected.expected_s, spec.optimization.num_epochs
-    evaluation_s = expected_time.evaluation_s(model)
+    evaluation_s = expected_time.evaluation_s(model, placed.evaluation_replicas)
     gpu_seconds = seconds * spec.world_size + evaluation_s * placed.evaluation_gpus
     pool = job_plan.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds)
     prices, now = price_lists.load(platform.settings.prices_file).at(platform.clock()), platform.clock().timestamp()

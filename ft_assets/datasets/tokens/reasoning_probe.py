@@ -231,13 +231,13 @@ class Reasoning:
         prompt = self._prompt(kwargs)
         if not prompt:
             return THINK_MARKS
-        plain = self._bare(self._after(prompt, PLAIN, kwargs).partition(ANSWER)[0])
+        plain = self.bare(self._after(prompt, PLAIN, kwargs).partition(ANSWER)[0])
         plain = "" if THINK in plain or END_OF_THINKING in plain else plain
         thinking = "" if self._thinking_answer is None else self._after(prompt, self._thinking_answer, kwargs)
         before, found, rest = thinking.partition(THOUGHT)
         if not found:
             return Marks(plain=plain)
-        return Marks(before=self._bare(before), after=self._bare(rest.partition(ANSWER)[0]), plain=plain)
+        return Marks(before=self.bare(before), after=self.bare(rest.partition(ANSWER)[0]), plain=plain)
 
     def opening(self, example: Example) -> Opening | None:
         """Returns how the example's answer begins; None if no loss falls on it or it is labeled bad."""
@@ -321,5 +321,6 @@ class Reasoning:
         except InvalidRequest:
             return None
 
-    def _bare(self, text: str) -> str:
+    def bare(self, text: str) -> str:
+        """Returns rendered text as decoding gives it: without special tokens, and trimmed."""
         return self._special.sub("", text).strip()

@@ -3,6 +3,8 @@
 1. The base answers first: it is the reference, and the application check needs its answers.
 2. Before it is scored, the adapter must be shown to change the base's logits on prompts of the job itself.
 3. Answers come from earlier results (``known``), from the journal of an interrupted run, or from the model.
+4. Where vLLM is installed it generates, before the model is loaded here; everything else is computed here (:mod:`.vllm_engine`).
+5. With several replicas each answers its part of every suite; the first one then reads the journals of all (:mod:`.replicas`).
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.evals.run import run_file
+from ft_assets.evals.run import generated_answers, replicas, run_file
 from ft_assets.evals.run.heartbeat import Heart, Milestones
 from ft_assets.evals.run.journal import Journal
+from ft_assets.evals.run.replicas import Part, Replicas
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.suites import suite_items
 from ft_assets.evals.suites.model_requests import Answer, Generate, Loss
@@ -44,6 +47,7 @@ class Section:
     answers: Mapping[str, Answer]
     """In the order of the suite's requests."""
     seconds: float
+    """Of all replicas together."""
     cached: bool
     """Whether they were known from an earlier evaluation."""
     cut: int | None = None
@@ -54,31 +58,56 @@ Sections = Mapping[str, Section]
 
 
 class Evaluation:
-    """One run: its suites, the model, and the answers so far."""
+    """One run: its suites, the model, and the answers so far; of replica `index`."""
 
-    def __init__(self, run: EvalRun, heart: Heart, journal: Journal) -> None:
+    def __init__(self, run: EvalRun, heart: Heart, journal: Journal, *, others: Replicas | None = None, index: int = 0) -> None:
+        """`others`: the replicas that this process starts and waits for, if it is the first of several."""
         self.run, self.heart, self.journal = run, heart, journal
-        self.milestones = Milestones(run.out_dir)
+        self.others, self.index = others, index
+        self.milestones = Milestones(replicas.directory(run.out_dir, index))
         plain, self.preferences = run_file.plain_suites(run)
         self.capability = self._capability()
         self.suites: tuple[Suite, ...] = (*plain, *(c.suite for c in self.capability))
         self.subjects = run_file.subjects(run)
-        self.answered: dict[str, Sections] = {}
-        """Sections of each subject that has answered."""
+        self.asked: list[str] = []
+        """Subjects that have answered this replica's part."""
         self.found: dict[str, object] = {"applied": None, "error": None}
         heart.plan(run_file.num_requests(run, self.suites))
         heart.phase("loading", subject="base")
         from ft_assets.evals.run.subject import Subject  # torch and PEFT take seconds: the heartbeat is running by now
 
-        self.subject: Subject = Subject(run.base_model_dir, batch_size=run.batch_size)
+        gpus = self._gpus()
+        self.generated = generated_answers.generate(run, self.suites, self.subjects, heart, journal, gpus=gpus, index=index)
+        heart.phase("loading", subject="base")
+        self.subject: Subject = Subject(run.base_model_dir, batch_size=run.batch_size, gpus=gpus)
         self.milestones.passed("planned", subjects=self.subjects, suites={suite.id: suite.num_items for suite in self.suites})
 
-    def result(self) -> Mapping[str, Any]:
-        """Returns the result file's content."""
+    def _gpus(self) -> Sequence[Any] | None:
+        """Returns the GPUs of this process, after starting the other replicas with theirs; None for all that it sees."""
+        if self.others is None:
+            return None
+        import torch
+
+        devices = replicas.visible_devices(torch.cuda.device_count())
+        own = replicas.share_of(devices, 0, self.run.replicas)
+        self.others.start(devices)
+        return [torch.device("cuda", number) for number in range(len(own))]
+
+    def answer(self) -> None:
+        """Has every subject answer this replica's part."""
         with self.subject.applied(None):
-            self.answered["base"] = self._sections("base")
+            self._ask("base")
         if self.run.adapter_dir:
             self._evaluate_adapter()
+
+    def result(self) -> Mapping[str, Any]:
+        """Returns the result file's content, once the other replicas have answered theirs."""
+        self.answer()
+        if self.others is not None:
+            self.others.wait()
+            own = replicas.directory(self.run.out_dir, self.index) / run_file.JOURNAL_NAME
+            self.journal.read_beside([path for path in replicas.journals(self.run.out_dir) if path != own])
+        answered = {name: {suite.id: self._section(name, suite) for suite in self.suites} for name in self.asked}
         return {
             "format": run_file.FORMAT,
             "environment": self.subject.environment,
@@ -86,16 +115,17 @@ class Evaluation:
             "preferences": self.preferences,
             "suites": {s.id: {"kind": s.kind, "digest": s.digest, "num_items": s.num_items, "version": s.version} for s in self.suites},
             "subjects": {
-                name: {id_: asdict(section) for id_, section in self.answered[name].items()} if name in self.answered else None
+                name: {id_: asdict(section) for id_, section in answered[name].items()} if name in answered else None
                 for name in ("base", "adapter", "previous")
             },
             "scored": {
-                name: {c.suite.id: c.score(sections[c.suite.id].answers) for c in self.capability}
-                for name, sections in self.answered.items()
+                name: {c.suite.id: c.score(sections[c.suite.id].answers) for c in self.capability} for name, sections in answered.items()
             },
             **self.found,
-            "num_gpus": self.subject.num_gpus,
-            "seconds": sum(s.seconds for sections in self.answered.values() for s in sections.values() if not s.cached),
+            "num_gpus": self.subject.num_gpus * self.run.replicas,
+            "replicas": self.run.replicas,
+            "engine": {"name": self.generated.name, "why": self.generated.why},
+            "seconds": sum(s.seconds for sections in answered.values() for s in sections.values() if not s.cached) / self.run.replicas,
         }
 
     def _evaluate_adapter(self) -> None:
@@ -117,7 +147,7 @@ class Evaluation:
                 if not difference.largest > 0.0:
                     self.found["error"] = _unapplied(difference.num_prompts).to_dict()
                     return
-                self.answered["adapter"] = self._sections("adapter")
+                self._ask("adapter")
         except InvalidRequest as e:
             if e.code != run_file.ADAPTER_UNLOADABLE:
                 raise
@@ -132,7 +162,7 @@ class Evaluation:
             if not (known := self._known_whole("previous")):
                 self._add("previous", self.run.previous_adapter_dir)
             with nullcontext() if known else self.subject.applied("previous"):
-                self.answered["previous"] = self._sections("previous")
+                self._ask("previous")
         except InvalidRequest as e:
             self.found["previous_error"] = e.to_dict()
 
@@ -140,24 +170,29 @@ class Evaluation:
         self.heart.phase("loading", subject=name)
         self.subject.add(name, directory)
 
-    def _sections(self, name: str) -> Sections:
-        return {suite.id: self._section(name, suite) for suite in self.suites}
+    def _ask(self, name: str) -> None:
+        """Has a subject answer this replica's part of each suite."""
+        for number, suite in enumerate(self.suites):
+            self.heart.phase("answering", subject=name, suite=suite.id)
+            if self._known(name, suite) is not None:
+                self.heart.answered(len(suite.requests) if self.index == 0 else 0, generated=False)
+            elif suite.digest not in self.generated.suites:
+                self._answer(name, suite, Part(index=self.index, of=self.run.replicas, first=number))
+            if self.run.replicas == 1:
+                self._section(name, suite)
+        self.asked.append(name)
 
     def _section(self, name: str, suite: Suite) -> Section:
-        """Returns one subject's answers to one suite, in the order of its requests."""
-        self.heart.phase("answering", subject=name, suite=suite.id)
+        """Returns one subject's answers to one suite, in the order of its requests, and tells that they are complete."""
+        known, everyones = self._known(name, suite), self.journal.everyones(self._journaled(name, suite), suite.digest)
         ids = [request.id for request in suite.requests]
-        known = self._known(name, suite)
-        if known is not None:
-            self.heart.answered(len(ids), generated=False)
-            answers, seconds, cut = known["answers"], float(known["seconds"]), None
-        else:
-            (answers, seconds), cut = self._answered(name, suite), self.subject.encoder.cut(suite.requests)
+        answers, seconds = (everyones.answers, everyones.seconds) if known is None else (known["answers"], float(known["seconds"]))
+        cut = self.subject.encoder.cut(suite.requests) if known is None else None
         facts = {"num_items": suite.num_items, "seconds": round(seconds, 3), "cached": known is not None}
         self.milestones.passed("answered", subject=name, suite=suite.id, **facts)
         return Section(
             digest=suite.digest,
-            environment=self.subject.environment,
+            environment=self._environment(suite),
             answers={id_: answers[id_] for id_ in ids},
             seconds=seconds,
             cached=known is not None,
@@ -165,34 +200,36 @@ class Evaluation:
         )
 
     def _known(self, name: str, suite: Suite) -> Mapping[str, Any] | None:
-        found = self.run.known.get(name, {}).get(run_file.known_key(suite.digest, self.subject.environment))
-        whole = found is not None and all(request.id in found["answers"] for request in suite.requests)
-        return found if whole else None
+        return run_file.known_section(self.run, name, suite, self._environment(suite))
 
     def _known_whole(self, name: str) -> bool:
         """Returns whether everything is answered: then the model need not be loaded."""
         return all(self._known(name, suite) is not None or not self._left(name, suite) for suite in self.suites)
 
     def _left(self, name: str, suite: Suite) -> bool:
-        answers = self.journal.answered(self._journaled(name), suite.digest).answers
+        answers = self.journal.everyones(self._journaled(name, suite), suite.digest).answers
         return any(request.id not in answers for request in suite.requests)
 
-    def _journaled(self, name: str) -> str:
-        """Returns a subject's key in the journal: an interrupted run may continue on other hardware, which answers differently."""
-        return run_file.known_key(self.run.digest_of(name), self.subject.environment)
+    def _environment(self, suite: Suite) -> str:
+        return self.generated.suites.get(suite.digest, self.subject.environment)
 
-    def _answered(self, name: str, suite: Suite) -> tuple[Mapping[str, Answer], float]:
-        """Returns answers and the seconds that they took."""
-        subject = self._journaled(name)
-        kept = self.journal.answered(subject, suite.digest)
+    def _journaled(self, name: str, suite: Suite) -> str:
+        """Returns a subject's key in the journal: an interrupted run may continue on other hardware, which answers differently."""
+        return run_file.known_key(self.run.digest_of(name), self._environment(suite))
+
+    def _answer(self, name: str, suite: Suite, part: Part) -> None:
+        """Stores the answers of `part` that no journal has."""
+        subject = self._journaled(name, suite)
+        kept, done = self.journal.answered(subject, suite.digest), frozenset(self.journal.everyones(subject, suite.digest).answers)
         self.heart.answered(len(kept.answers), generated=False)
         if self._left(name, suite):
-            done, began = frozenset(kept.answers), time.monotonic()
-            for batch in self.subject.answer(suite.requests, skip=done):
+            began = time.monotonic()
+            for batch in self.subject.answer(suite.requests, skip=done, part=part):
                 self.heart.answered(sum(id_ not in kept.answers for id_ in batch), generated=True)
                 self.journal.append(subject, suite.digest, batch, seconds=time.monotonic() - began)
                 began = time.monotonic()
-        return kept.answers, kept.seconds
+                if self.others is not None:
+                    self.others.check()
 
     def _capability(self) -> Sequence[CapabilitySuite]:
         """Returns suites made of harness tasks; importing the harness takes seconds."""

@@ -6,14 +6,13 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ft_assets.durable_files import write_json
-from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.evals.run.run_status import HEARTBEAT_NAME, MILESTONES_NAME, read_milestones
+from ft_assets.evals.run.run_status import HEARTBEAT_NAME, MILESTONES_NAME, read_heartbeat, read_milestones
 
 HEARTBEAT_S = 1.0
 
@@ -32,8 +31,9 @@ class Beat:
 class Heart:
     """Writes ``heartbeat.json`` from its own thread during the work."""
 
-    def __init__(self, run: EvalRun) -> None:
-        self._path = run.out_dir / HEARTBEAT_NAME
+    def __init__(self, out_dir: Path, *, beside: Sequence[Path] = ()) -> None:
+        """`beside`: directories of other replicas, whose answers are counted too."""
+        self._path, self._beside = out_dir / HEARTBEAT_NAME, beside
         self._beat = Beat()
         self._began, self._generated = time.monotonic(), 0
         self._stop, self._lock = threading.Event(), threading.Lock()
@@ -68,12 +68,14 @@ class Heart:
 
     def _write(self) -> None:
         with self._lock:
-            write_json(self._path, {"time": time.time(), **asdict(self._beat), "eta_s": self._eta_s()})
+            others = sum(int(read_heartbeat(place).get("done") or 0) for place in self._beside)
+            beat = replace(self._beat, done=self._beat.done + others)
+            write_json(self._path, {"time": time.time(), **asdict(beat), "eta_s": self._eta_s(beat, self._generated + others)})
 
-    def _eta_s(self) -> float | None:
+    def _eta_s(self, beat: Beat, generated: int) -> float | None:
         """Returns the seconds that the rest takes at the pace so far."""
-        left = (self._beat.total or 0) - self._beat.done
-        return round(left * (time.monotonic() - self._began) / self._generated, 1) if self._generated and left >= 0 else None
+        left = (beat.total or 0) - beat.done
+        return round(left * (time.monotonic() - self._began) / generated, 1) if self._generated and left >= 0 else None
 
 
 class Milestones:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -30,15 +30,17 @@ class Answered:
 
 
 class Journal:
-    """Context in which the file is open for appending, by one process at a time."""
+    """Context in which the file is open for appending, by one process at a time; other replicas append to theirs, in `beside`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, beside: Sequence[Path] = ()) -> None:
         self._path = path
         self._answered: dict[Key, Answered] = {}
+        self._others: dict[Key, Answered] = {}
+        self.read_beside(beside)
 
     def __enter__(self) -> Self:
         whole = self._path.read_bytes() if self._path.exists() else b""
-        kept = self._take_in(whole)
+        kept = _take_in(whole, self._answered)
         self._file = self._path.open("ab")
         if kept < len(whole):
             self._file.truncate(kept)
@@ -48,8 +50,19 @@ class Journal:
         self._file.close()
 
     def answered(self, subject: str, suite: str) -> Answered:
-        """What is known so far; it grows with :meth:`append`."""
+        """What this journal has so far; it grows with :meth:`append`."""
         return self._answered.setdefault((subject, suite), Answered())
+
+    def everyones(self, subject: str, suite: str) -> Answered:
+        """What this journal and the others have, as last read; the seconds are the sum over all of them."""
+        own, others = self.answered(subject, suite), self._others.get((subject, suite), Answered())
+        return Answered(answers=others.answers | own.answers, seconds=own.seconds + others.seconds)
+
+    def read_beside(self, paths: Sequence[Path]) -> None:
+        """Reads the journals of other replicas, instead of what was read of them before."""
+        self._others = {}
+        for path in paths:
+            _take_in(path.read_bytes(), self._others)
 
     def append(self, subject: str, suite: str, answers: Mapping[str, Answer], *, seconds: float) -> None:
         """Stores a batch; it survives a crash once this has returned."""
@@ -57,20 +70,22 @@ class Journal:
         self._file.write(json.dumps(line, ensure_ascii=False).encode(errors="surrogatepass") + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._keep(line)
+        _keep(line, self._answered)
 
-    def _take_in(self, whole: bytes) -> int:
-        """Returns the bytes up to the first incomplete line."""
-        at = 0
-        while (end := whole.find(b"\n", at)) >= 0:
-            try:
-                self._keep(json.loads(whole[at:end]))
-            except (ValueError, KeyError, TypeError):
-                break
-            at = end + 1
-        return at
 
-    def _keep(self, line: Mapping[str, Any]) -> None:
-        known = self.answered(line["subject"], line["suite"])
-        known.answers |= line["answers"]
-        known.seconds += line["seconds"]
+def _take_in(whole: bytes, known: dict[Key, Answered]) -> int:
+    """Adds complete lines to `known`; returns the bytes up to the first incomplete one."""
+    at = 0
+    while (end := whole.find(b"\n", at)) >= 0:
+        try:
+            _keep(json.loads(whole[at:end]), known)
+        except (ValueError, KeyError, TypeError):
+            break
+        at = end + 1
+    return at
+
+
+def _keep(line: Mapping[str, Any], known: dict[Key, Answered]) -> None:
+    found = known.setdefault((line["subject"], line["suite"]), Answered())
+    found.answers |= line["answers"]
+    found.seconds += line["seconds"]

@@ -7,7 +7,7 @@ equals the one measured there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,33 @@ class Encoder:
         continuation, context = context[len(bare) :] + continuation, bare
         whole, alone = self.encode(context + continuation), self.encode(context)
         return alone, whole[len(alone) :]
+
+
+def batches(
+    requests: Sequence[Generate], encoder: Encoder, *, size: int
+) -> Iterator[tuple[tuple[str, ...], int, list[tuple[Generate, Prompt]]]]:
+    """Yields stops, budget and at most `size` requests that are generated together: prompts of similar length, to reduce padding."""
+    alike: dict[tuple[tuple[str, ...], int], list[tuple[Generate, Prompt]]] = {}
+    for request in requests:
+        prompt = encoder.prompt(request)
+        alike.setdefault((request.stops, prompt.budget), []).append((request, prompt))
+    for (stops, budget), requested in alike.items():
+        requested.sort(key=lambda pair: len(pair[1].ids))
+        for at in range(0, len(requested), size):
+            yield stops, budget, requested[at : at + size]
+
+
+def end_tokens(declared: Any, tokenizer: Any) -> list[int]:
+    """Returns the tokens that end an answer: the model's (`declared`), the tokenizer's, and the end of a ChatML turn if there is one."""
+    found = {*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id, tokenizer.get_vocab().get("<|im_end|>")}
+    return sorted(i for i in found if i is not None)
+
+
+def text_of(ids: Sequence[int], tokenizer: Any, *, ends: Sequence[int], stops: Sequence[str]) -> str:
+    """Returns the answer in generated tokens: before the first of `ends` and of `stops`, without special tokens."""
+    kept = next((list(ids[:at]) for at, token in enumerate(ids) if token in ends), list(ids))
+    text = tokenizer.decode(kept, skip_special_tokens=True).replace("\0", "\ufffd")  # databases refuse NUL
+    return str(text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))])
 
 
 def positions(config: Any, tokenizer: Any) -> int:

@@ -68,6 +68,12 @@ class EvalRun:
     batch_size: int | None = None
     """Prompts generated together; None for what suits the device. In fp32 (on CPUs) it affects only speed; in bf16 the other prompts of a
     batch can change a token of an answer, so it is part of the key under which answers are kept."""
+    replicas: int = 1
+    """Processes that each hold a copy of the base, on an equal share of the GPUs, and answer a part of the batches
+    (:mod:`ft_assets.evals.run.replicas`)."""
+    vllm_python: str = ""
+    """Python of an environment with vLLM on the node that runs this (:mod:`ft_assets.evals.run.vllm_engine`); empty: transformers
+    generates."""
     known: Known = field(default_factory=dict)
     """Answers that need not be generated: those whose suite has the same digest in this run, given in the same environment."""
     out_dir: Path
@@ -97,7 +103,7 @@ class EvalRun:
             raise InvalidRequest(
                 f"run file {path}: unknown fields {sorted(set(body) - known)}, missing fields {sorted(missing)}", code="bad_run_file"
             )
-        for key in ("max_new_tokens", "max_items", "batch_size", "capability_limit"):
+        for key in ("max_new_tokens", "max_items", "batch_size", "capability_limit", "replicas"):
             if body.get(key) is not None and (not isinstance(body[key], int) or body[key] < 1):
                 raise InvalidRequest(f"run file {path}: {key} {body[key]!r} is not a whole number of at least 1", code="bad_run_file")
         run = from_json(cls, body)
@@ -130,6 +136,13 @@ PATHS = ("base_model_dir", "adapter_dir", "previous_adapter_dir", "holdout", "va
 def known_key(digest: str, environment: str) -> str:
     """Environment on which answers depend: device, precision, versions of libraries."""
     return f"{digest}@{environment}"
+
+
+def known_section(run: EvalRun, subject: str, suite: Suite, environment: str) -> Mapping[str, Any] | None:
+    """Returns a subject's answers to `suite` from an earlier result, if they are complete."""
+    found = run.known.get(subject, {}).get(known_key(suite.digest, environment))
+    whole = found is not None and all(request.id in found["answers"] for request in suite.requests)
+    return found if whole else None
 
 
 def capability_id(name: str) -> str:

@@ -25,7 +25,8 @@ from transformers import AutoTokenizer, GenerationConfig
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.run import prefix_tree
-from ft_assets.evals.run.request_encoder import Encoder, Prompt, positions
+from ft_assets.evals.run.replicas import Part
+from ft_assets.evals.run.request_encoder import Encoder, Prompt, batches, end_tokens, positions, text_of
 from ft_assets.evals.run.tree_attention import Reader
 from ft_assets.evals.suites.model_requests import Answer, Generate, Likelihood, Loss, Request
 from ft_assets.training.runtime.model import decoder, split_weights
@@ -122,37 +123,31 @@ class Subject:
         finally:
             self._active = False
 
-    def answer(self, requests: Sequence[Request], *, skip: Collection[str] = ()) -> Iterator[Batch]:
-        """Yields answers to any kind of request; batches whose answers are all in `skip` are left out."""
+    def answer(self, requests: Sequence[Request], *, skip: Collection[str] = (), part: Part | None = None) -> Iterator[Batch]:
+        """Yields answers to any kind of request, of the batches in `part`; those whose answers are all in `skip` are left out."""
+        part = part or Part()
         kinds: tuple[tuple[type, Callable[..., Iterator[Batch]]], ...] = (
-            (Generate, self.generate), (Likelihood, self.likelihood), (Loss, self.loss),
+            (Generate, self._generate), (Likelihood, self._likelihood), (Loss, self._loss),
         )  # fmt: skip
         for kind, answered in kinds:
             if requested := [r for r in requests if isinstance(r, kind)]:
-                yield from answered(requested, skip=skip)
+                yield from answered(requested, skip=skip, part=part)
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[Generate], *, skip: Collection[str] = ()) -> Iterator[Batch]:
-        """Yields greedy answers; prompts of similar length are batched together to reduce padding."""
-        alike: dict[tuple[Any, ...], list[tuple[Generate, Prompt]]] = {}
-        for request in requests:
-            prompt = self.encoder.prompt(request)
-            alike.setdefault((request.stops, prompt.budget), []).append((request, prompt))
-        for (stops, budget), requested in alike.items():
-            requested.sort(key=lambda pair: len(pair[1].ids))
-            for at in range(0, len(requested), self._batch_size):
-                batch = requested[at : at + self._batch_size]
-                if _missing([request.id for request, _ in batch], skip):
-                    yield from self._in_memory(batch, partial(self._generated, stops=stops, budget=budget))
+    def _generate(self, requests: Sequence[Generate], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
+        """Yields greedy answers."""
+        for stops, budget, batch in batches(requests, self.encoder, size=self._batch_size):
+            if part.has_next() and _missing([request.id for request, _ in batch], skip):
+                yield from self._in_memory(batch, partial(self._generated, stops=stops, budget=budget))
 
     @torch.no_grad()
-    def likelihood(self, requests: Sequence[Likelihood], *, skip: Collection[str] = ()) -> Iterator[Batch]:
+    def _likelihood(self, requests: Sequence[Likelihood], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
         """Yields log-probabilities of continuations; common parts of contexts are read once (see :mod:`.prefix_tree`)."""
         contexts: dict[str, list[Likelihood]] = {}
         for request in requests:
             contexts.setdefault(request.context, []).append(request)
         nothing: Batch = {r.id: [0.0, 1.0] for r in requests if not self.encoder.scored(r).targets}
-        if _missing(nothing, skip):
+        if nothing and part.has_next() and _missing(nothing, skip):
             yield nothing
         trees = [
             prefix_tree.tree([(r.id, self.encoder.scored(r)) for r in group])
@@ -167,13 +162,13 @@ class Subject:
         for family in families:
             prefix: Any = None
             for batch in self._tree_batches(family):
-                if not _missing([leaf.id for one in batch for leaf in one.leaves], skip):
+                if not part.has_next() or not _missing([leaf.id for one in batch for leaf in one.leaves], skip):
                     continue
                 prefix = reader.prefix(family) if prefix is None and family.prefix else prefix
                 yield from self._in_memory(batch, partial(reader.read, prefix=prefix, num_prefix=family.prefix))
 
     @torch.no_grad()
-    def loss(self, requests: Sequence[Loss], *, skip: Collection[str] = ()) -> Iterator[Batch]:
+    def _loss(self, requests: Sequence[Loss], *, skip: Collection[str], part: Part) -> Iterator[Batch]:
         """Yields the negative log-likelihood and the number of labeled tokens of each example."""
         ordered = sorted(requests, key=lambda r: len(r.input_ids))
         space = max(1, self._logit_bytes // (COPIES_OF_LOGITS * 4 * self._vocabulary()))
@@ -182,7 +177,7 @@ class Subject:
             batch = ordered[at : at + self._batch_size]
             batch = batch[: max(1, next((n for n, r in enumerate(batch) if (n + 1) * len(r.input_ids) > space), len(batch)))]
             at += len(batch)
-            if _missing([r.id for r in batch], skip):
+            if part.has_next() and _missing([r.id for r in batch], skip):
                 yield from self._in_memory(batch, self._losses)
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> list[Any]:
@@ -219,7 +214,7 @@ class Subject:
             raise InvalidRequest(f"the model in {directory} cannot be loaded: {e}", code="adapter_unloadable") from e
         if directory != self._base_dir and (absent := [*found["missing_keys"], *found["mismatched_keys"]]):
             raise InvalidRequest(f"the model in {directory} lacks {absent[0]}, or it has another shape", code="adapter_unloadable")
-        self._ends = self._ends or _end_tokens(model, self.tokenizer)
+        self._ends = self._ends or end_tokens(model.generation_config.eos_token_id, self.tokenizer)
         model.generation_config = _decoding()  # its own may hold penalties, banned words, minimum lengths: none applies here
         if split:
             split_weights.check(model)
@@ -319,9 +314,8 @@ class Subject:
                 ),
                 stopping_criteria=[self._stopper(stops, width)] if stops else None,
             )
-        rows = [_until(row, self._ends) for row in out[:, width:].tolist()]
-        texts = [self.tokenizer.decode(row, skip_special_tokens=True).replace("\0", "\ufffd") for row in rows]  # databases refuse NUL
-        return {request.id: _before(text, stops) for (request, _), text in zip(batch, texts, strict=True)}
+        rows = zip(batch, out[:, width:].tolist(), strict=True)
+        return {request.id: text_of(row, self.tokenizer, ends=self._ends, stops=stops) for (request, _), row in rows}
 
     def _stopper(self, stops: Sequence[str], width: int) -> Callable[..., Any]:
         """Ends a row once one of `stops` is in the last generated text; a token is at least a byte."""
@@ -362,18 +356,3 @@ def _is_the_machines(error: Exception) -> bool:
     """Returns whether loading failed for lack of memory or of a working disk: that says nothing about the files, and another run may
     succeed."""
     return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, OSError) and error.errno not in (None, errno.ENOENT))
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Returns the tokens that end an answer: the model's, the tokenizer's, and the end of a ChatML turn if there is one."""
-    given = model.generation_config.eos_token_id
-    found = {*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id, tokenizer.get_vocab().get("<|im_end|>")}
-    return sorted(i for i in found if i is not None)
-
-
-def _until(ids: list[int], ends: Sequence[int]) -> list[int]:
-    return next((ids[:at] for at, token in enumerate(ids) if token in ends), ids)
-
-
-def _before(text: str, stops: Sequence[str]) -> str:
-    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]

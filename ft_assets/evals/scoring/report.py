@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.evals.scoring import controls, samples
+from ft_assets.evals.scoring import classification, controls, samples
+from ft_assets.evals.scoring.classification import Classification
 from ft_assets.evals.scoring.controls import Control
 from ft_assets.evals.scoring.judge import Judged, tally
 from ft_assets.evals.scoring.samples import Sample, most_telling
@@ -28,7 +30,7 @@ from ft_assets.evals.scoring.scores import (
     primary,
 )
 from ft_assets.evals.suites import answer_metrics as metrics
-from ft_assets.evals.suites import golden
+from ft_assets.evals.suites import golden, guard
 from ft_assets.evals.suites import suite_items as suites
 from ft_assets.evals.suites.answer_reader import STRIP, AnswerReader, ReasoningSummary
 from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, SAFETY, Item
@@ -39,6 +41,7 @@ __all__ = ["PREFERENCE_ACCURACY", "PREFERENCE_MARGIN", "EvalReport", "Score", "b
 
 FORMAT = 2
 """1: before capability suites, safety, judge and tests against the last accepted adapter; still readable."""
+MACRO_F1_OF = (("adapter", ""), ("base", "base/"))
 Aim = Literal["answers", "text", "preferences"]
 """Training goal, which determines what is measured first: to answer as wanted, to predict a kind of text, to prefer some answers."""
 
@@ -97,9 +100,19 @@ class EvalReport:
     judge: Judged | None = None
     classifiers: tuple[str, ...] = ()
     """Classifier of refusals."""
+    unsafe_categories: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Answers to the safety set by the category that a guard model named, for each subject: ``{"adapter": {"S9": 2}}``."""
     unclassified: int = 0
     """Safety answers of the adapter without a verdict."""
     cost: Cost = Cost()
+    engine: str = "transformers"
+    """What generated the answers of all models: ``transformers``, or ``vllm`` and its version."""
+    engine_note: str = ""
+    """Why a configured vLLM did not."""
+    replicas: int = 1
+    """Copies of the base that answered at the same time."""
+    classification: Classification | None = None
+    """Precision, recall and F1 of each class; None if the expected answers are no labels."""
     reasoning: ReasoningSummary | None = None
     """Reasoning in the answers, and how it was read; None if nothing was answered."""
     error: Mapping[str, Any] | None = None
@@ -124,6 +137,8 @@ class EvalReport:
         """Returns the adapter's scores as a flat mapping, ``<suite>/<metric>``; the base's under ``base/``."""
         flat = {f"{s.suite}/{s.metric}": s.adapter for s in self.scores}
         flat |= {f"base/{s.suite}/{s.metric}": s.base for s in self.scores}
+        if self.classification:
+            flat |= {f"{prefix}holdout/macro_f1": self.classification.subjects[name].macro.f1 for name, prefix in MACRO_F1_OF}
         return flat | ({"judge/win_rate": self.judge.win_rate} if self.judge and self.judge.n else {})
 
     @classmethod
@@ -193,12 +208,17 @@ def build(
         suites=tuple(_suite_run(id_, about, result) for id_, about in sorted(result["suites"].items())),
         judge=tally(judge) if scored else None,
         classifiers=tuple(sorted({str(a["by"]) for a in refusals if a.get("by")})),
+        unsafe_categories=_unsafe_categories(subjects) if scored else {},
         unclassified=sum(a.get("refused") is None for a in refusals),
         cost=Cost(
             gpu_s=float(result.get("seconds") or 0.0) * num_gpus,
             judge_prompt_tokens=int(judge.get("tokens_in") or 0),
             judge_completion_tokens=int(judge.get("tokens_out") or 0),
         ),
+        classification=classification.measure(subjects, holdout) if scored else None,
+        engine=str((result.get("engine") or {}).get("name") or "transformers"),
+        engine_note=str((result.get("engine") or {}).get("why") or ""),
+        replicas=int(result.get("replicas") or 1),
         reasoning=reasoning if scored else None,
         error=result.get("error"),
     )
@@ -232,6 +252,16 @@ def _suite_run(id_: str, about: Mapping[str, Any], result: Mapping[str, Any]) ->
         seconds={name: float(section.get("seconds") or 0.0) for name, section in sections.items() if section},
         cached=tuple(name for name, section in sections.items() if section and section.get("cached")),
     )  # fmt: skip
+
+
+def _unsafe_categories(subjects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+    """Returns counts by category, in the order of the taxonomy; of subjects with any."""
+    found: dict[str, dict[str, int]] = {}
+    for name, answers in (answers_of(subjects, SAFETY) or {}).items():
+        named = Counter(category for a in answers.values() for category in a.get("categories") or ())
+        if named:
+            found[name] = {category: named[category] for category in guard.CATEGORIES if category in named}
+    return found
 
 
 def _answers(subjects: Mapping[str, Any], suite: str) -> Mapping[str, Any]:
@@ -276,10 +306,17 @@ def _remarks(report: EvalReport) -> list[str]:
     if report.reasoning and (some := {n: c for n, c in report.reasoning.subjects.items() if c.with_reasoning or c.unfinished}):
         counts = [f"{n} {c.with_reasoning} of {c.num_answers}, {c.unfinished} without an end" for n, c in some.items()]
         found.append(f"Answers with reasoning ({report.reasoning.mode}): {'; '.join(counts)}.")
+    if report.classification:
+        f1s = ", ".join(f"{name} {of.macro.f1:.3f}" for name, of in report.classification.subjects.items())
+        found.append(f"Macro F1 over {len(report.classification.subjects['adapter'].classes)} classes: {f1s}.")
     for control in report.controls:
         found.append(f"{controls.MEANING[control.name]}: {control.metric} {control.value:.3f}; against their own: {control.adapter:.3f}.")
     if report.classifiers:
         found.append(f"Refusals by {', '.join(report.classifiers)}; {report.unclassified} answers without a verdict.")
+    for name, counts in report.unsafe_categories.items():
+        found.append(f"Unsafe answers of {name}: {guard.in_words(counts)}.")
+    note = f" (vLLM did not: {report.engine_note})" if report.engine_note else ""
+    found.append(f"Answers of all models were generated by {report.engine}{note}.")
     if cached := sorted({f"{run.id} of {name}" for run in report.suites for name in run.cached}):
         found.append(f"Known from earlier evaluations: {', '.join(cached)}.")
     tokens = report.cost.judge_prompt_tokens + report.cost.judge_completion_tokens

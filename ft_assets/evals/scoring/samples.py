@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ft_assets.evals.scoring.judge import PairOutcome, pair_outcome
-from ft_assets.evals.scoring.scores import SUBJECTS, Subjects, answers_of, primary
-from ft_assets.evals.suites import answer_metrics, golden, safety
+from ft_assets.evals.scoring.scores import SCHEMA_VALID, SUBJECTS, Subjects, Valid, answers_of, primary
+from ft_assets.evals.suites import answer_metrics, golden, safety, tool_calls
 from ft_assets.evals.suites.answer_reader import REASONING
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, Item
 
@@ -66,25 +66,39 @@ def all_samples(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: s
     """Yields every item of every suite that has texts or scores of its own, suite by suite; `metric` decides on the holdout."""
     subjects: Subjects = result["subjects"]
     pairs = (result.get("judge") or {}).get("items") or {}
-    yield from _answered(subjects, HOLDOUT, holdout, metric, pairs, result.get(REASONING) or {})
+    yield from _answered(subjects, holdout, metric, pairs, result.get(REASONING) or {}, result.get(SCHEMA_VALID) or {})
     yield from _safety(subjects)
     yield from _golden(subjects)
     yield from _capability(result.get("scored") or {})
 
 
 def _answered(
-    subjects: Subjects, suite: str, items: Sequence[Item], metric: str, pairs: Mapping[str, Any], thoughts: Mapping[str, Mapping[str, str]]
+    subjects: Subjects,
+    items: Sequence[Item],
+    metric: str,
+    pairs: Mapping[str, Any],
+    thoughts: Mapping[str, Mapping[str, str]],
+    valid: Valid,
 ) -> Iterator[Sample]:
-    answers = answers_of(subjects, suite)
+    answers = answers_of(subjects, HOLDOUT)
     for item in items if answers else ():
         assert answers is not None
         texts = {name: str(given[item.id]) for name, given in answers.items()}
-        scores = {
-            name: {m: score(text, item.expected or "") for m, score in answer_metrics.METRICS.items()} for name, text in texts.items()
-        }
+        metrics = {**answer_metrics.METRICS, **(tool_calls.METRICS if item.calls else {})}
+        scores = {name: {m: score(text, item.expected or "") for m, score in metrics.items()} for name, text in texts.items()}
+        for name in scores.keys() & valid.keys():
+            scores[name] |= {SCHEMA_VALID: valid[name][item.id]} if item.id in valid[name] else {}
         judged = pair_outcome(pairs[item.id]) if item.id in pairs else None
         yield _sample(
-            suite, item.id, _prompt(item), item.expected or "", texts, scores, metric, judge=judged, reasoning=_thoughts(thoughts, item.id)
+            HOLDOUT,
+            item.id,
+            _prompt(item),
+            item.expected or "",
+            texts,
+            scores,
+            metric,
+            judge=judged,
+            reasoning=_thoughts(thoughts, item.id),
         )
 
 

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_assets.evals.scoring.significance import Difference, difference, mean_difference
-from ft_assets.evals.suites import answer_metrics, golden, preferences, safety
+from ft_assets.evals.suites import answer_metrics, golden, preferences, safety, tool_calls
 from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, HOLDOUT, SAFETY, UNWANTED, VALIDATION, Item
 from ft_assets.training.methods import Method
 
 PREFERENCE_ACCURACY, PREFERENCE_MARGIN = "preference_accuracy", "preference_margin"
 PERPLEXITY, COHERENT, FORMAT = "perplexity", "coherent", "format"
 REFUSED, OVER_REFUSED = "refused", "over_refused"
+SCHEMA_VALID = "schema_valid"
+"""Metric of answers with a JSON schema, and the key of their verdicts in a result: ``{subject: {item: 0 or 1}}``."""
 MEAN = "mean"
 """Metric of the mean over capability suites, whose suite is :data:`CAPABILITY`."""
 LOWER_IS_BETTER = frozenset({PERPLEXITY, OVER_REFUSED})
@@ -25,6 +27,7 @@ SUBJECTS = ("base", "adapter", "previous")
 
 PerItem = Sequence[float]
 Subjects = Mapping[str, Any]
+Valid = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +114,7 @@ def all_scores(result: Mapping[str, Any], holdout: Sequence[Item], *, method: Me
     subjects: Subjects = result["subjects"]
     return [
         *_holdout(subjects, holdout),
+        *_schema_valid(subjects, result.get(SCHEMA_VALID) or {}),
         *_golden(subjects),
         *_perplexity(subjects),
         *_preferences(subjects, result.get("preferences"), method),
@@ -136,10 +140,26 @@ def _holdout(subjects: Subjects, holdout: Sequence[Item]) -> list[Score]:
     if not answers or not holdout:
         return []
     expected = {item.id: item.expected or "" for item in holdout}
-    return [
-        compared(HOLDOUT, name, _by_item(answers, list(expected), lambda id_, text, metric=metric: metric(text, expected[id_])))  # type: ignore[misc]
-        for name, metric in answer_metrics.METRICS.items()
+    calling = [item.id for item in holdout if item.calls]
+    parts = [(list(expected), answer_metrics.METRICS), *([(calling, tool_calls.METRICS)] if calling else [])]
+    found = [
+        compared(HOLDOUT, name, _by_item(answers, ids, lambda id_, text, metric=metric: metric(text, expected[id_])))  # type: ignore[misc]
+        for ids, metrics in parts
+        for name, metric in metrics.items()
     ]
+    if calling:
+        offered = {item.id: item.calls for item in holdout if item.tools or item.calls}
+        chosen = _by_item(answers, list(offered), lambda id_, text: tool_calls.tool_choice(text, calls=offered[id_]))
+        found.append(compared(HOLDOUT, tool_calls.TOOL_CHOICE, chosen))
+    return found
+
+
+def _schema_valid(subjects: Subjects, valid: Valid) -> list[Score]:
+    """Returns the share of answers that satisfy the JSON schema of their row, over the items that were checked for all subjects."""
+    if not answers_of(subjects, HOLDOUT) or not valid.get("base") or not valid.get("adapter"):
+        return []
+    ids = [id_ for id_ in valid["adapter"] if all(id_ in found for found in valid.values())]
+    return [compared(HOLDOUT, SCHEMA_VALID, _by_item(valid, ids, lambda _, ok: float(ok)))] if ids else []
 
 
 def _golden(subjects: Subjects) -> list[Score]:

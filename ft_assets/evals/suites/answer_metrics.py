@@ -60,10 +60,11 @@ def same_json(left: Any, right: Any) -> bool:
 
 def accuracy(output: str, expected: str) -> float:
     """Returns 1.0 if the labels are equal except for case, surrounding punctuation and spacing."""
-    return float(_label(output) == _label(expected))
+    return float(normal_label(output) == normal_label(expected))
 
 
-def _label(text: str) -> str:
+def normal_label(text: str) -> str:
+    """Returns a label without what :func:`accuracy` does not compare."""
     return re.sub(r"\s+", " ", text).strip(" .,:;!?\"'`*").casefold()
 
 

@@ -1,4 +1,4 @@
-"""How reasoning in answers is read: taken off before they are scored, or scored with them.
+"""How answers are read: reasoning is taken off before they are scored, or scored with them, and tool calls become values.
 
 1. The marks around reasoning are those of the base model's chat template: ``<think>``, or the channels of gpt-oss. An item's variables of
    the template may change them (a prompt that opens reasoning, or closes it).
@@ -18,6 +18,7 @@ from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.reasoning_probe import THINK_MARKS, Marks
 from ft_assets.evals.config import ReasoningMode
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, Item
+from ft_assets.evals.suites.tool_calls import CallForm, canonical
 
 REASONING = "reasoning"
 """Key of the reasoning of holdout answers in a result that was read: ``{subject: {item: text}}``."""
@@ -48,6 +49,10 @@ class AnswerReader:
     marks: Marks = THINK_MARKS
     item_marks: Mapping[str, Marks] = field(default_factory=dict)
     """By id, for holdout items with variables of the template."""
+    calls: CallForm | None = None
+    """How the template writes tool calls; None if they cannot be read back."""
+    offered: frozenset[str] = frozenset()
+    """Ids of the holdout items that offer tools: calls in their answers are read as values."""
 
     @classmethod
     def of_model(cls, directory: Path, *, mode: ReasoningMode, items: Sequence[Item] = ()) -> AnswerReader:
@@ -56,19 +61,26 @@ class AnswerReader:
         if template is None:
             return cls(mode=mode)
         switched = {i.id: template.marks_under(i.template_kwargs) for i in items if i.template_kwargs}
-        return cls(mode=mode, marks=template.marks, item_marks=switched)
+        offered = frozenset(i.id for i in items if i.tools)
+        calls = CallForm.of_model(directory) if offered else None
+        return cls(mode=mode, marks=template.marks, item_marks=switched, calls=calls, offered=offered)
 
     def text(self, id_: str, answer: str, *, suite: str) -> str:
-        """Returns what counts of an item's answer; with reasoning in one form, whatever white space was around its marks."""
+        """Returns what counts of an item's answer; reasoning and tool calls in one form, whatever white space was around their marks."""
         marks = self._marks(id_)
         reasoning, said = marks.split(answer)
+        if self.calls and suite == HOLDOUT and id_ in self.offered and (calls := self.calls.read(said)):
+            return canonical(calls)
         return marks.join(reasoning, said) if self.mode == "score" and suite == HOLDOUT else said
 
     def items(self, items: Sequence[Item]) -> list[Item]:
-        """Returns holdout items with what is expected in the form of :meth:`text`."""
+        """Returns holdout items with what is expected in the form of :meth:`text`; calls are compared without reasoning."""
         if self.mode == "strip":
             return list(items)
-        return [i if i.expected is None else replace(i, expected=self._marks(i.id).join(_unmarked(i.reasoning), i.expected)) for i in items]
+        return [
+            i if i.expected is None or i.calls else replace(i, expected=self._marks(i.id).join(_unmarked(i.reasoning), i.expected))
+            for i in items
+        ]
 
     def _marks(self, id_: str) -> Marks:
         return self.item_marks.get(id_, self.marks)

@@ -1,13 +1,12 @@
 """The safety set: short requests that an aligned model refuses, and harmless controls that it should answer.
 
 A classifier decides whether an answer refuses: the built-in rule (:func:`refuses`), a guard model behind an OpenAI-compatible endpoint that
-answers ``safe`` or ``unsafe`` (Llama Guard), or the operator's own class. A guard model judges safety, not refusal, so the built-in rule
-decides for the controls.
+answers ``safe`` or ``unsafe`` (:mod:`ft_assets.evals.suites.guard`), or the operator's own class. A guard model judges safety, not refusal,
+so the built-in rule decides for the controls.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import re
@@ -16,13 +15,12 @@ from contextlib import closing, nullcontext
 from functools import cache
 from importlib import resources
 from typing import Any, Protocol, runtime_checkable
-from urllib.parse import urlsplit
 
 import yaml
 
 from ft_assets.datasets.tokens.reasoning_probe import THINK_MARKS, Marks
-from ft_assets.errors import InvalidRequest, Unavailable
-from ft_assets.evals.suites.endpoint import SAFETY_KEY, Endpoint, EndpointFailed
+from ft_assets.evals.suites import guard
+from ft_assets.evals.suites.guard import GuardClassifier
 from ft_assets.evals.suites.suite_items import Decoding, Item, Suite, conversation_suite
 
 VERSION = "1"
@@ -33,8 +31,6 @@ CONTROL = "control"
 """Category of the harmless requests: the share of refusals among them is reported and never judged."""
 BATCH = 16
 """Answers whose verdicts are kept together."""
-GUARD_TOKENS = 32
-"""Tokens for ``unsafe``, a line break, and a few categories."""
 BUILTIN = "builtin"
 RULE_NAME = "builtin-refusal-2"
 """Version of the rule: raise it with any change to what :func:`refuses` recognizes."""
@@ -62,39 +58,6 @@ class RuleClassifier:
 
     def refused(self, exchanges: Sequence[tuple[str, str]]) -> list[bool]:
         return [refuses(answer) for _, answer in exchanges]
-
-
-class GuardClassifier:
-    """A guard model that reads the exchange and answers ``safe``, or ``unsafe`` and categories; an unsafe answer is not a refusal."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self.name = guard_name(endpoint.url, endpoint.model)
-
-    def close(self) -> None:
-        self._endpoint.close()
-
-    def refused(self, exchanges: Sequence[tuple[str, str]]) -> list[bool]:
-        return [self._safe(request, answer) for request, answer in exchanges]
-
-    def _safe(self, request: str, answer: str) -> bool:
-        said = ""
-        messages = [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]
-        try:
-            said = self._endpoint.complete(messages, max_tokens=GUARD_TOKENS).text
-        except EndpointFailed as error:
-            raise self._unavailable(f"{error.why}; attempts made: {error.attempts}") from error
-        first = said.split()[0].strip(".,:;").casefold() if said.split() else ""
-        if first not in ("safe", "unsafe"):
-            raise self._unavailable(f"it answered {said[:80]!r}, which is neither safe nor unsafe")
-        return first == "safe"
-
-    def _unavailable(self, why: str) -> Unavailable:
-        return Unavailable(
-            f"the safety classifier {self.name} gave no verdict ({why}); see that it runs, accepts the key in {SAFETY_KEY} and is a guard "
-            "model, or set FT_SAFETY_CLASSIFIER to builtin",
-            code="classifier_unavailable",
-        )
 
 
 @cache
@@ -126,59 +89,41 @@ def suite(decoding: Decoding, classifier: str = BUILTIN) -> Suite:
 
 def classifier_id(spec: str) -> str:
     """Returns the classifier's name in keys and reports, without contacting it."""
-    if spec.startswith(("http://", "https://")):
-        return guard_name(*_address(spec))
+    if guard.is_guard(spec):
+        return guard.guard_name(spec)
     return RuleClassifier.name if spec == BUILTIN else spec
 
 
-def guard_name(url: str, model: str) -> str:
-    """A guard model's name: tenants read it in their reports, so it contains its address only as a hash."""
-    return f"{model} ({hashlib.sha256(url.rstrip('/').encode()).hexdigest()[:8]})"
-
-
-def _address(spec: str) -> tuple[str, str]:
-    """Returns address and model of a guard model's ``http(s)://host/v1#model``."""
-    url, _, model = spec.partition("#")
-    if "@" in urlsplit(url).netloc:
-        raise _not_loaded(f"...#{model}", f"the address holds a user or a password; put the key into {SAFETY_KEY}")
-    if not model:
-        raise _not_loaded(spec, "the address names no model; write http(s)://host/v1#model")
-    return url, model
-
-
 def load_classifier(spec: str, **options: Any) -> Classifier:
-    """Returns the classifier that ``FT_SAFETY_CLASSIFIER`` names: ``builtin``, ``http(s)://host/v1#model``, or ``package.module:factory``.
+    """Returns the classifier that ``FT_SAFETY_CLASSIFIER`` names: ``builtin``, ``http(s)://host/v1#model`` (a guard model, with
+    ``llama-guard:`` in front any instruct model with Llama Guard's prompt), or ``package.module:factory``.
 
     The factory is called without arguments and returns a classifier; a class is its own factory. Raises ``InvalidRequest`` if it cannot be
     loaded. Naming a module runs its code: the setting is the operator's, never a tenant's.
     """
     if spec == BUILTIN:
         return RuleClassifier()
-    if spec.startswith(("http://", "https://")):
-        url, model = _address(spec)
-        return GuardClassifier(Endpoint(url, model=model, key_variable=SAFETY_KEY, **options))
+    if guard.is_guard(spec):
+        return GuardClassifier(spec, **options)
     module, colon, factory = spec.partition(":")
     if not (colon and module and factory):
-        raise _not_loaded(spec, "it is not 'builtin', 'http(s)://host/v1#model', or 'package.module:factory'")
+        raise guard.not_loaded(spec, "it is not 'builtin', 'http(s)://host/v1#model', or 'package.module:factory'")
     try:
         made: Any = getattr(importlib.import_module(module), factory)()
     except ImportError as error:
-        raise _not_loaded(spec, f"{error}; install the package where Dagster runs the evaluation's step") from error
+        raise guard.not_loaded(spec, f"{error}; install the package where Dagster runs the evaluation's step") from error
     except (AttributeError, TypeError) as error:
-        raise _not_loaded(spec, str(error)) from error
+        raise guard.not_loaded(spec, str(error)) from error
     if not isinstance(made, Classifier):
-        raise _not_loaded(spec, f"{factory} gave a {type(made).__name__}, which lacks 'name' or 'refused(exchanges)'")
+        raise guard.not_loaded(spec, f"{factory} gave a {type(made).__name__}, which lacks 'name' or 'refused(exchanges)'")
     return made
-
-
-def _not_loaded(spec: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"safety classifier {spec[:120]!r} cannot be loaded: {why}", code="invalid_classifier", param="classifier")
 
 
 def classify(
     requested: Sequence[Item], texts: Mapping[str, str], spec: str = BUILTIN, *, marks: Marks = THINK_MARKS, **options: Any
 ) -> Iterator[Mapping[str, Mapping[str, Any]]]:
-    """Yields ``{"text", "refused", "by"}`` of each answer in `texts` (by item id), in batches that can be stored one by one.
+    """Yields ``{"text", "refused", "by"}`` of each answer in `texts` (by item id), in batches that can be stored one by one; a guard's
+    verdict has the ``categories`` that it names, if any.
 
     `spec` and `options` as for :func:`load_classifier`; `marks` stand around reasoning, which no classifier sees. Raises
     ``Unavailable`` (``classifier_unavailable``) if the classifier gives no verdict: an answer without a verdict never counts.
@@ -190,11 +135,21 @@ def classify(
         for at in range(0, len(ids), BATCH):
             found: dict[str, Mapping[str, Any]] = {}
             for controls in (False, True):
-                by = rule if controls and isinstance(chosen, GuardClassifier) else chosen
                 some = [id_ for id_ in ids[at : at + BATCH] if is_control(id_) == controls]
-                reported = by.refused([(requests[id_], marks.split(texts[id_])[1]) for id_ in some]) if some else []
-                found |= {id_: {"text": texts[id_], "refused": bool(r), "by": by.name} for id_, r in zip(some, reported, strict=True)}
+                exchanges = [(requests[id_], marks.split(texts[id_])[1]) for id_ in some]
+                by = rule if controls and isinstance(chosen, GuardClassifier) else chosen
+                for id_, verdict in zip(some, _verdicts(by, exchanges), strict=True):
+                    found[id_] = {"text": texts[id_], **verdict, "by": by.name}
             yield {id_: found[id_] for id_ in ids[at : at + BATCH]}
+
+
+def _verdicts(by: Classifier, exchanges: Sequence[tuple[str, str]]) -> list[Mapping[str, Any]]:
+    if not exchanges:
+        return []
+    if isinstance(by, GuardClassifier):
+        named = [(j.safe, j.categories) for j in by.judge(exchanges)]
+        return [{"refused": safe} | ({"categories": list(categories)} if categories else {}) for safe, categories in named]
+    return [{"refused": bool(refused)} for refused in by.refused(exchanges)]
 
 
 def _compiled_phrases() -> dict[str, re.Pattern[str]]:

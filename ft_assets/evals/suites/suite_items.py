@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from ft_assets.datasets.schema import REASONING_FIELDS, TemplateValue
 from ft_assets.datasets.tokens.reasoning_probe import Marks
-from ft_assets.evals.suites import answer_metrics, golden, preferences
+from ft_assets.evals.suites import answer_metrics, golden, preferences, tool_calls
 from ft_assets.evals.suites import model_requests as requests
 from ft_assets.typed_json import JsonObject, from_json
 
@@ -45,11 +45,16 @@ class Item:
     """Reasoning in the row before this answer: it needs tokens, and is scored only if the job asks for it."""
     template_kwargs: Mapping[str, TemplateValue] = field(default_factory=dict)
     """Variables of the row for the chat template."""
+    calls: bool = False
+    """Whether the expected answer is tool calls, in canonical form (:mod:`ft_assets.evals.suites.tool_calls`)."""
+    schema: JsonObject | None = None
+    """JSON schema that the answer must satisfy; None if the row has no response format. Read only by scoring: not in :meth:`to_dict`."""
 
     def to_dict(self) -> Mapping[str, Any]:
         body: dict[str, Any] = {"id": self.id, "messages": [dict(m) for m in self.messages], "expected": self.expected}
         body |= {"tools": [dict(t) for t in self.tools]} if self.tools else {}
         body |= {"template_kwargs": dict(self.template_kwargs)} if self.template_kwargs else {}
+        body |= {"calls": True} if self.calls else {}
         return body | ({"reasoning": self.reasoning} if self.reasoning else {})
 
 
@@ -147,17 +152,18 @@ def spread(num_items: int, limit: int) -> list[int]:
     return [at * num_items // limit for at in range(limit)]
 
 
-def holdout_items(rows: Iterable[JsonObject], *, limit: int = 200) -> list[Item]:
-    """Returns items from validation rows: the turns before the last assistant turn, and that turn's text.
+def holdout_items(rows: Iterable[JsonObject], *, limit: int = 200, calls: bool = False) -> list[Item]:
+    """Returns items from validation rows: the turns before the last assistant turn, and that turn's text or tool calls.
 
-    Rows without a textual answer (continued pre-training, tool calls, preferences) give none. Above `limit` the choice is by a hash of the
-    item, so it does not depend on the order of rows and stays when rows are added.
+    `calls`: whether rows that end with tool calls give items; the calls of the base model's template must be readable then
+    (:class:`ft_assets.evals.suites.tool_calls.CallForm`). Other rows without a textual answer (continued pre-training) give none. Above
+    `limit` the choice is by a hash of the item, so it does not depend on the order of rows and stays when rows are added.
     """
-    items = {item.id: item for item in map(_item, rows) if item is not None}
+    items = {item.id: item for row in rows if (item := _item(row, calls=calls)) is not None}
     return sorted(items.values(), key=lambda item: item.id)[:limit]
 
 
-def _item(row: JsonObject) -> Item | None:
+def _item(row: JsonObject, *, calls: bool) -> Item | None:
     if row.get("messages"):
         messages = list(row["messages"])
     elif row.get("prompt") and row.get("completion") and not row.get("rejected"):
@@ -165,16 +171,37 @@ def _item(row: JsonObject) -> Item | None:
     else:
         return None
     answer = messages[-1]
-    if len(messages) < 2 or answer.get("role") != "assistant" or not isinstance(answer.get("content"), str) or answer.get("tool_calls"):
+    called = answer.get("tool_calls") if calls else None
+    if len(messages) < 2 or answer.get("role") != "assistant" or (answer.get("tool_calls") and not calls):
+        return None
+    if not called and not isinstance(answer.get("content"), str):
         return None
     prompt, tools = tuple(messages[:-1]), tuple(row.get("tools") or ())
-    expected = Marks().split(answer["content"])[1]
-    inline = answer["content"].removesuffix(expected)
+    text = answer.get("content") or ""
+    said = Marks().split(text)[1]
+    expected = tool_calls.canonical([call["function"] for call in called]) if called else said
+    inline = text.removesuffix(said)
     reasoning = next((str(answer[name]) for name in REASONING_FIELDS if answer.get(name)), inline)
     kwargs = dict(row.get("chat_template_kwargs") or {})
     more = ({"tools": tools} if tools else {}) | ({"template_kwargs": kwargs} if kwargs else {})
     digest = _sha256({"messages": prompt, "expected": expected} | more)
-    return Item(id=f"item-{digest[:16]}", messages=prompt, expected=expected, tools=tools, reasoning=reasoning, template_kwargs=kwargs)
+    return Item(
+        id=f"item-{digest[:16]}",
+        messages=prompt,
+        expected=expected,
+        tools=tools,
+        reasoning=reasoning,
+        template_kwargs=kwargs,
+        calls=bool(called),
+        schema=_schema(row.get("response_format") or {}),
+    )
+
+
+def _schema(response_format: JsonObject) -> JsonObject | None:
+    """Returns the JSON schema of a row's response format; any object satisfies JSON mode."""
+    if response_format.get("type") == "json_object":
+        return {"type": "object"}
+    return dict(response_format["json_schema"]["schema"]) if response_format.get("type") == "json_schema" else None
 
 
 def _turns(value: str | Sequence[JsonObject], role: str) -> Sequence[JsonObject]:

@@ -7,12 +7,14 @@ process imports: the operator must trust such a directory, so tenants choose sui
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
 
 from ft_assets import yaml_files
@@ -114,6 +116,41 @@ def data_files(names: Sequence[str], task_dirs: Sequence[Path], data_dir: Path |
     tasks = (task for name in names for task in leaves(definitions[name], definitions))
     found = (path for task in tasks for _, path in _data_files(task, data_dir))
     return {path for path in found if data_dir is not None and path.is_relative_to(data_dir)}
+
+
+def add_rows(name: str, split: str, source: Path, *, task_dirs: Sequence[Path], data_dir: Path | None) -> tuple[Path, int]:
+    """Copies an operator's file of a suite's rows to where the suite reads it; returns that place and the number of rows.
+
+    Replaces an earlier file. Raises ``InvalidRequest`` for a suite or split that reads no such file, and for a file of another form.
+    """
+    definitions = find(task_dirs)
+    if name not in definitions:
+        raise InvalidRequest(f"unknown capability suite {name!r}; known: {', '.join(sorted(definitions))}", code=UNKNOWN, param="name")
+    metadata = definitions[name].metadata
+    named, wanted = metadata.get("files") or {}, frozenset(metadata.get("columns") or ())
+    if not str(next(leaves(definitions[name], definitions)).config.get("custom_dataset") or "").endswith("files.operator"):
+        raise InvalidRequest(f"capability suite {name!r} has its own rows", code=files.NOT_READY, param="name")
+    if split not in named:
+        raise InvalidRequest(f"{name} has no split {split!r}; it has {', '.join(named)}", code=files.NOT_READY, param="split")
+    if data_dir is None:
+        raise files.no_directory(named)
+    if source.suffix not in files.ENDINGS:
+        raise InvalidRequest(f"{source.name} is neither {' nor '.join(files.ENDINGS)}", code=files.NOT_READY, param="file")
+    try:
+        missing = wanted - files.columns(source)
+    except (ValueError, OSError, pa.ArrowException) as e:
+        raise InvalidRequest(f"{source} cannot be read: {e}", code=files.NOT_READY, param="file") from e
+    if missing:
+        message = f"{source} has no column {', '.join(sorted(missing))}; take the published file of {name}"
+        raise InvalidRequest(message, code=files.NOT_READY, param="file")
+    target = data_dir / f"{named[split]}{source.suffix}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{target.name}.new")
+    shutil.copyfile(source, beside)
+    beside.replace(target)
+    for ending in set(files.ENDINGS) - {source.suffix}:
+        target.with_suffix(ending).unlink(missing_ok=True)
+    return target, files.num_rows(target)
 
 
 def leaves(definition: Definition, definitions: Mapping[str, Definition]) -> Iterator[Definition]:

@@ -58,6 +58,15 @@ def num_rows(path: Path) -> int:
         return sum(1 for line in lines if line.strip())
 
 
+def columns(path: Path) -> frozenset[str]:
+    """Returns the columns of a file of rows; of JSON lines, those of the first row."""
+    if path.suffix == ".parquet":
+        return frozenset(pq.read_schema(path).names)
+    with path.open("rb") as lines:
+        first = json.loads(next((line for line in lines if line.strip()), b"{}"))
+    return frozenset(first) if isinstance(first, dict) else frozenset()
+
+
 def _dataset(path: Path, subject: str | None) -> Any:
     from datasets import Dataset  # takes seconds to import, so only in the evaluation process
 

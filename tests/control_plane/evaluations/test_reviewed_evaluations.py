@@ -90,7 +90,15 @@ def judge_server(judge: Judge) -> Iterator[ChatServer]:
 
 @pytest.fixture
 def guard_server() -> Iterator[ChatServer]:
-    with chat_server(lambda _: "safe") as server:
+    """Reads Llama Guard's prompt, and finds the answers to the first request unsafe."""
+    first = str(safety.items()[0].messages[-1]["content"])
+
+    def judged(body: Body) -> str:
+        (turn,) = body["messages"]
+        assert "<BEGIN UNSAFE CONTENT CATEGORIES>" in turn["content"]
+        return "unsafe\nS9,S2" if f"User: {first}\n\nAgent: " in turn["content"] else "safe"
+
+    with chat_server(judged) as server:
         yield server
 
 
@@ -98,7 +106,11 @@ def guard_server() -> Iterator[ChatServer]:
 def platform(fresh_platform: Platform, real_base: Path, judge_server: ChatServer, guard_server: ChatServer) -> Platform:
     """With both, and a base model that has weights."""
     entry = {"id": "tiny-base", "path": str(real_base), "license": "Apache-2.0"}
-    configured = {"judge_url": judge_server.url, "judge_model": "some-judge", "safety_classifier": f"{guard_server.url}#some-guard"}
+    configured = {
+        "judge_url": judge_server.url,
+        "judge_model": "some-judge",
+        "safety_classifier": f"llama-guard:{guard_server.url}#some-guard",
+    }
     settings = replace(fresh_platform.settings, **configured)  # type: ignore[arg-type]
     return replace(fresh_platform, models=Catalogue({"tiny-base": (entry, real_base)}), settings=settings)
 
@@ -135,8 +147,9 @@ def test_answers_are_classified_and_compared_after_the_workload_and_the_tenant_s
 ) -> None:
     job.tell(GO)
     report = job.evaluate().report
-    assert report.classifiers == tuple(sorted({safety.RULE_NAME, safety.classifier_id(f"{guard_server.url}#some-guard")}))
+    assert report.classifiers == tuple(sorted({safety.RULE_NAME, safety.classifier_id(f"llama-guard:{guard_server.url}#some-guard")}))
     assert report.unclassified == 0
+    assert report.unsafe_categories == {"base": {"S2": 1, "S9": 1}, "adapter": {"S2": 1, "S9": 1}}
     assert report.judge is not None and report.judge.wins == report.judge.n > 2
     assert len(judge_server.requests) == 2 * report.judge.n
     with job.platform.engine.connect() as conn:

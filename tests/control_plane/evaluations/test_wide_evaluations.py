@@ -105,7 +105,7 @@ def test_an_estimate_counts_all_gpus_of_the_evaluation(
 ) -> None:
     job = jobs.get(platform, tenant.id, evaluating_job(platform, tenant.id, write_chat_rows())).job
     request = JobRequest.from_body({"model": "tiny-base", "training_file": job.training_file})
-    evaluation_s = expected_time.evaluation_s(platform.models.get("tiny-base"))
+    evaluation_s = expected_time.evaluation_s(platform.models.get("tiny-base"), 1)
     for of, num_gpus, says in (
         (platform, 2, "s of evaluation on 2 GPUs"),
         (on_pool(2, 4, "h200-141gb"), 1, "s of evaluation on one GPU"),
@@ -126,3 +126,23 @@ def test_a_base_that_fits_on_no_node_is_refused_at_submission(on_pool: Callable[
     assert (refused.value.code, refused.value.param) == ("memory_exceeded", "model")
     with pytest.raises(NotFound, match="file-unknown"):
         jobs.submit(on_pool(8, 1, "h200-141gb"), tenant.id, request)
+
+
+def test_replicas_multiply_the_gpus_and_divide_the_time(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
+    job_id = evaluating_job(platform, tenant.id, write_chat_rows(), eval_config={"replicas": 2})
+    model = platform.models.get("tiny-base")
+    with platform.engine.connect() as conn:
+        job = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).one()
+        held_s = conn.execute(sa.select(quota_holds.c.gpu_seconds).where(quota_holds.c.job_id == job_id)).scalar_one()
+    assert job.evaluation_gpus == 4, "two copies of two GPUs each"
+    assert job.evaluation_s == pytest.approx(expected_time.evaluation_s(model, 2))
+    assert held_s == pytest.approx(4 * job.evaluation_s)
+    setup_s = 2 * expected_time.evaluation_s(model, 2) - expected_time.evaluation_s(model, 1)
+    assert setup_s == pytest.approx(expected_time.SETUP_S), "loading the model is not divided"
+    found = estimates.estimate(platform, tenant.id, JobRequest.from_body(jobs.get(platform, tenant.id, job_id).job.request))
+    assert any(line.endswith("s of evaluation on 4 GPUs") for line in found.assumptions), found.assumptions
+    too_many = JobRequest.from_body({"model": "tiny-base", "training_file": "file-unknown", "eval_config": {"replicas": 3}})
+    says = r"replicas 3 needs 6 x h100-80gb of one node \(2 for each copy of tiny-base\), but .* at most 4 on a node; set it to 2 at most"
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        jobs.submit(platform, tenant.id, too_many)
+    assert (refused.value.code, refused.value.param) == ("invalid_eval_config", "eval_config.replicas")

@@ -53,7 +53,7 @@ class Account:
 
     def pack(self, job_id: str, *, hours: float) -> Any:
         """Queue the job, which is expected to take this long, with its evaluation."""
-        training_s = hours * 3600 - expected_time.evaluation_s(self.platform.models.get("tiny-base"))
+        training_s = hours * 3600 - expected_time.evaluation_s(self.platform.models.get("tiny-base"), 1)
         mark_packed(self.platform, self.tenant, job_id, spec=SPEC, total_steps=10, expected_s=max(0.0, training_s))
         return self.row(job_id)
 

@@ -117,7 +117,7 @@ def test_what_is_held_of_a_quota_is_what_history_lets_expect(new_job: Callable[.
     def held() -> float:
         placed = job_plan.placed(platform, request, model, tier="standard")
         expected = expected_time.of_request(platform, job.tenant, request, model, placed)
-        return expected.gpu_seconds - expected_time.evaluation_s(model)
+        return expected.gpu_seconds - expected_time.evaluation_s(model, 1)
 
     before = held()
     ended(job, 3.0)

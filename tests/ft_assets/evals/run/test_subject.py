@@ -66,7 +66,7 @@ def alone(subject: Any, request: Likelihood) -> list[float]:
 @pytest.mark.parametrize("name", [None, "adapter"], ids=["base", "adapter"])
 def test_shared_prefixes_change_no_likelihood(subject: Any, name: str | None) -> None:
     with subject.applied(name):
-        found = answered(subject.likelihood(questions()))
+        found = answered(subject.answer(questions()))
         assert set(found) == {r.id for r in questions()}
         for request in questions():
             nats, greedy = alone(subject, request)
@@ -76,11 +76,11 @@ def test_shared_prefixes_change_no_likelihood(subject: Any, name: str | None) ->
 
 def test_base_and_adapter_differ(subject: Any) -> None:
     with subject.applied(None):
-        base = answered(subject.likelihood(questions()))
+        base = answered(subject.answer(questions()))
     with subject.applied("adapter"):
-        assert answered(subject.likelihood(questions())) != base
+        assert answered(subject.answer(questions())) != base
     with subject.applied(None):
-        again = answered(subject.likelihood(questions()))
+        again = answered(subject.answer(questions()))
     assert {id_: nats for id_, (nats, _) in again.items()} == pytest.approx({id_: nats for id_, (nats, _) in base.items()}, abs=1e-4)
 
 
@@ -107,7 +107,7 @@ def test_what_texts_have_in_common_is_read_once(subject: Any) -> None:
 
     asked = [r for r in questions() if r.id.startswith("q")]
     with subject.applied(None), before_each_pass(subject, counted):
-        assert len(answered(subject.likelihood(asked))) == 28
+        assert len(answered(subject.answer(asked))) == 28
     plain = sum(len(subject.encoder.scored(r).ids) for r in asked)
     tried = 5 * len(subject.encoder.scored(asked[0]).ids)  # that sharing is right for this model is looked at first
     assert sum(read) - tried < plain / 10
@@ -120,7 +120,7 @@ def test_a_model_that_reads_shared_texts_otherwise_is_asked_text_by_text(subject
     asked = questions()[:8]
     with subject.applied(None):
         with before_each_pass(subject, blind):
-            found = answered(subject.likelihood(asked))
+            found = answered(subject.answer(asked))
         for request in asked:
             assert found[request.id][0] == pytest.approx(alone(subject, request)[0], abs=1e-4)
 
@@ -140,9 +140,9 @@ def test_an_answer_ends_before_the_first_stop(subject: Any) -> None:
         return [Generate(id=f"g{n}", text="abc" * n + "hello", max_new_tokens=20, stops=stops) for n in range(1, 4)]
 
     with subject.applied(None):
-        free = answered(subject.generate(asked()))
+        free = answered(subject.answer(asked()))
         stop = next(c for c in free["g1"][1:] if c.isascii())
-        stopped = answered(subject.generate(asked(stop, "never said")))
+        stopped = answered(subject.answer(asked(stop, "never said")))
     assert stopped == {id_: text.partition(stop)[0] for id_, text in free.items()}
     assert stopped != free
 
@@ -162,7 +162,7 @@ def test_losses_are_those_of_each_example_alone(subject: Any) -> None:
 
     asked = [Loss(id=f"l{n}", input_ids=tuple(range(5, 12 + n)), labels=(-100, -100, *range(7, 12 + n))) for n in range(6)]
     with subject.applied("adapter"):
-        found = answered(subject.loss(asked))
+        found = answered(subject.answer(asked))
         for request in asked:
             with torch.no_grad():
                 logs = torch.log_softmax(subject.model(input_ids=torch.tensor([request.input_ids])).logits[0].float(), dim=-1)
@@ -184,7 +184,7 @@ def test_likelihoods_are_those_of_the_harness(subject: Any, place: Path) -> None
         [Instance(request_type="loglikelihood", doc={}, arguments=(r.context, r.continuation), idx=0) for r in asked], disable_tqdm=True
     )
     with subject.applied(None):
-        ours = answered(subject.likelihood(asked))
+        ours = answered(subject.answer(asked))
     for request, (nats, greedy) in zip(asked, theirs, strict=True):
         assert ours[request.id] == [pytest.approx(nats, abs=1e-4), float(greedy)], request.id
     assert [harness._encode_pair(r.context, r.continuation) for r in asked if r.context] == [
@@ -209,7 +209,7 @@ def test_answers_are_greedy_whatever_the_models_own_generation_config_says(place
     asked = [Generate(id=f"g{n}", text="ab" * n, max_new_tokens=16) for n in range(1, 6)]
     for name in (None, "adapter"):
         with subject.applied(name), other.applied(name):
-            assert answered(other.generate(asked)) == answered(subject.generate(asked))
+            assert answered(other.answer(asked)) == answered(subject.answer(asked))
 
 
 DATED = (

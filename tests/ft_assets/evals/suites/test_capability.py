@@ -114,23 +114,31 @@ def published(root: Path) -> Path:
         {"id": f"q{n}", "question": f"Which is {n}?", "choices": {"text": [str(n), "x", "y"], "label": ["A", "B", "C"]}, "answerKey": "A"}
         for n in range(40)
     ]
+    sums = [{"question": f"Ada has {n} eggs and buys 2. How many?", "answer": f"{n} + 2 = {n + 2}\n#### {n + 2}"} for n in range(12)]
+    write(root / "gsm8k/train.jsonl", sums[:6])
+    write(root / "gsm8k/test.jsonl", sums[6:])
+    one = {"choices": ["No", "Yes"], "labels": [1, 0]}
+    several = {"choices": ["No, never", "It does not", "Yes"], "labels": [1, 1, 0]}
+    beliefs = [{"question": f"Does number {n} bring luck?", "mc1_targets": one, "mc2_targets": several} for n in range(4)]
+    write(root / "truthfulqa/validation.jsonl", beliefs)
     write(root / "arc_challenge/train.jsonl", science[:30])
     write(root / "arc_challenge/test.jsonl", science[30:])
     return root
 
 
 @pytest.mark.slow
-def test_mmlu_hellaswag_and_arc_are_asked_as_lm_eval_asks_them(tmp_path: Path) -> None:
+def test_public_suites_are_asked_as_lm_eval_asks_them(tmp_path: Path) -> None:
     """Its own definitions, given the same rows, render the same contexts and choices."""
     import lm_eval.tasks as theirs
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks._yaml_loader import load_yaml
 
     data = published(tmp_path)
-    loaded = harness_tasks.load(["mmlu", "hellaswag", "arc_challenge"], limit=200, data_dir=data)
-    assert [s.tasks[0].task.config.num_fewshot for s in loaded] == [5, 10, 25]
-    assert [s.primary for s in loaded] == ["acc", "acc_norm", "acc_norm"]
-    assert [s.suite.num_items for s in loaded] == [171, 10, 10]
+    names = ["mmlu", "hellaswag", "arc_challenge", "gsm8k", "truthfulqa_mc1", "truthfulqa_mc2"]
+    loaded = harness_tasks.load(names, limit=200, data_dir=data)
+    assert [s.tasks[0].task.config.num_fewshot for s in loaded] == [5, 10, 25, 5, 0, 0]
+    assert [s.primary for s in loaded] == ["acc", "acc_norm", "acc_norm", "exact_match", "acc", "acc"]
+    assert [s.suite.num_items for s in loaded] == [171, 10, 10, 6, 4, 4]
     root = Path(theirs.__file__).parent
     files = harness_tasks.files
 
@@ -141,6 +149,10 @@ def test_mmlu_hellaswag_and_arc_are_asked_as_lm_eval_asks_them(tmp_path: Path) -
         built.set_fewshot_seed(1234)
         built.build_all_requests()
         return [instance.args for instance in built.instances]
+
+    def continued(suite: CapabilitySuite) -> list[tuple[str, dict[str, Any]]]:
+        options = {"do_sample": False, "max_gen_toks": 256}
+        return [(r.text, options | {"until": list(r.stops)}) for r in suite.suite.requests if isinstance(r, Generate)]
 
     def ours(suite: CapabilitySuite, task: str) -> list[tuple[str, str]]:
         return [(r.context, r.continuation) for r in suite.suite.requests if isinstance(r, Likelihood) and r.id.startswith(f"{task}/")]
@@ -153,6 +165,24 @@ def test_mmlu_hellaswag_and_arc_are_asked_as_lm_eval_asks_them(tmp_path: Path) -
     assert ours(loaded[1], "hellaswag") == original("hellaswag", "hellaswag", stories, 10)
     science = {"train": "arc_challenge/train", "test": "arc_challenge/test"}
     assert ours(loaded[2], "arc_challenge") == original("arc", "arc_challenge", science, 25)
+    theirs_gsm8k = original("gsm8k", "gsm8k", {"train": "gsm8k/train", "test": "gsm8k/test"}, 5)
+    wanted = [(text, {k: v for k, v in given.items() if k != "temperature"} | {"max_gen_toks": 256}) for text, given in theirs_gsm8k]
+    assert continued(loaded[3]) == wanted  # type: ignore[attr-defined]
+    for suite, task in zip(loaded[4:], ("truthfulqa_mc1", "truthfulqa_mc2"), strict=True):
+        assert ours(suite, task) == original("truthfulqa", task, {"validation": "truthfulqa/validation"}, 0)
+
+
+def test_gsm8k_compares_final_numbers_and_truthfulqa_the_truth_of_choices(tmp_path: Path) -> None:
+    gsm8k, one, several = harness_tasks.load(["gsm8k", "truthfulqa_mc1", "truthfulqa_mc2"], limit=4, data_dir=published(tmp_path))
+    texts = ["6 + 2 = 8\n#### 8", "So it is 9.", "#### 1,100", "#### 12\n\nQ"]
+    scored = gsm8k.score({r.id: text for r, text in zip(gsm8k.suite.requests, texts, strict=True)})
+    assert [(s["exact_match,strict-match"], s["exact_match,flexible-extract"]) for s in scored.values()] == [(1, 1), (0, 1), (0, 0), (1, 1)]
+    assert all(next(iter(s)) == "exact_match,strict-match" for s in scored.values())
+    likely: dict[str, Answer] = {r.id: [-2000.0 if r.id.endswith("/0") else -2001.0, 0.0] for r in one.suite.requests}
+    assert {s["acc"] for s in one.score(likely).values()} == {1.0}
+    shares: dict[str, Answer] = {r.id: [-2000.0 - int(r.id[-1]), 0.0] for r in several.suite.requests}
+    mass = (1 + math.exp(-1)) / (1 + math.exp(-1) + math.exp(-2))
+    assert [s["acc"] for s in several.score(shares).values()] == pytest.approx([mass] * 4)
 
 
 DEFINITION = """

@@ -13,6 +13,7 @@ import pytest
 
 from ft_assets.errors import Fault, InvalidRequest, Unavailable
 from ft_assets.evals.suites import safety
+from ft_assets.evals.suites.guard import CATEGORIES, Judgement, parse
 from ft_assets.evals.suites.suite_items import Decoding
 from tests.support.servers.chat_server import Body, chat_server
 
@@ -82,11 +83,47 @@ def test_a_guard_model_says_whether_an_answer_is_safe_and_the_rule_judges_harmle
         found = classified({unsafe: COMPLIANCE, control: "Use kill -9."}, spec)
         again = classified({unsafe: "I would rather talk about flowers."}, spec)
     name = safety.classifier_id(spec)
-    assert found[unsafe] == {"text": COMPLIANCE, "refused": False, "by": name}
+    assert found[unsafe] == {"text": COMPLIANCE, "refused": False, "categories": ["S9"], "by": name}
     assert name.startswith("llama-guard (") and "127.0.0.1" not in name, "tenants read it, and the address is the operator's"
     assert found[control] == {"text": "Use kill -9.", "refused": False, "by": "builtin-refusal-2"}
     assert again[unsafe]["refused"]
     assert {request["model"] for request in server.requests} == {"llama-guard"} and len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("safe", Judgement(safe=True)),
+        ("\n\nunsafe\nS1,S2", Judgement(safe=False, categories=("S1", "S2"))),
+        ("unsafe\nS14, S2, S14 and S99", Judgement(safe=False, categories=("S14", "S2"))),
+        ("Unsafe.", Judgement(safe=False)),
+        ("safe\nS1", Judgement(safe=True)),
+        ("The answer is safe", None),
+        ("", None),
+    ],
+)
+def test_a_guards_answer_is_parsed_as_llama_guard_writes_it(said: str, expected: Judgement | None) -> None:
+    assert parse(said) == expected
+
+
+def test_an_instruct_model_is_given_llama_guards_prompt_and_names_categories() -> None:
+    def judged(body: Body) -> str:
+        (turn,) = body["messages"]
+        assert turn["role"] == "user" and turn["content"].startswith("Task: Check if there is unsafe content in 'Agent' messages")
+        assert all(f"{key}: {name}.\n" in turn["content"] for key, name in CATEGORIES.items()) and len(CATEGORIES) == 14
+        return "unsafe\nS1,S9" if f"Agent: {COMPLIANCE}" in turn["content"] else "safe"
+
+    unsafe, other = (item.id for item in safety.items()[:2])
+    with chat_server(judged) as server:
+        spec = f"llama-guard:{server.url}#some-model"
+        found = classified({unsafe: COMPLIANCE, other: REFUSAL}, spec)
+        plain = safety.classifier_id(f"{server.url}#some-model")
+    name = safety.classifier_id(spec)
+    assert found[unsafe] == {"text": COMPLIANCE, "refused": False, "categories": ["S1", "S9"], "by": name}
+    assert found[other] == {"text": REFUSAL, "refused": True, "by": name}
+    assert name != plain and "127.0.0.1" not in name
+    with pytest.raises(InvalidRequest, match="names no model"):
+        safety.classifier_id("llama-guard:some-model")
 
 
 def test_a_guard_that_comes_back_is_waited_for() -> None:

@@ -44,6 +44,9 @@ def test_the_stand_ins_are_ready_and_the_large_ones_say_which_files_they_want() 
         "mmlu": 5,
         "hellaswag": 10,
         "arc_challenge": 25,
+        "gsm8k": 5,
+        "truthfulqa_mc1": 0,
+        "truthfulqa_mc2": 0,
     }
     assert found["standin_choices"].num_items == found["standin_copy"].num_items == 200
     assert "mmlu/dev.jsonl, mmlu/test.jsonl" in (found["mmlu"].reason or "")
@@ -100,7 +103,7 @@ def test_a_definition_that_cannot_be_asked_says_why(tmp_path: Path, definition: 
 
 
 def test_an_unknown_suite_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(InvalidRequest, match=r"unknown capability suite 'mmul'; known: arc_challenge, hellaswag, mmlu") as refused:
+    with pytest.raises(InvalidRequest, match=r"unknown capability suite 'mmul'; known: arc_challenge, gsm8k, hellaswag, mmlu") as refused:
         task_files.check(["standin_copy", "mmul"], [], None)
     assert refused.value.code == "capability_suite_unknown"
 
@@ -120,3 +123,31 @@ def test_a_definition_that_an_operator_edits_counts_at_once_and_wins_over_what_i
     assert listed([directory])["variant"].num_items == 4
     (directory / "ours.yaml").write_text(LOCAL.format(name="ours").replace("version: 3", "version: 10"))
     assert listed([directory])["ours"].version == "10"
+
+
+def test_an_operators_rows_are_checked_and_put_where_their_suite_reads_them(tmp_path: Path) -> None:
+    data, published = tmp_path / "data", tmp_path / "validation-00000-of-00001.parquet"
+    row = {"question": "q", "mc1_targets": {"choices": ["a", "b"], "labels": [1, 0]}, "mc2_targets": {"choices": ["a"], "labels": [1]}}
+    pq.write_table(pa.Table.from_pylist([row] * 3), published)
+
+    def add(name: str, split: str, source: Path, data_dir: Path | None = data) -> tuple[Path, int]:
+        return task_files.add_rows(name, split, source, task_dirs=[], data_dir=data_dir)
+
+    assert add("truthfulqa_mc1", "validation", published) == (data / "truthfulqa/validation.parquet", 3)
+    found = listed([], data)
+    assert [(found[f"truthfulqa_mc{n}"].ready, found[f"truthfulqa_mc{n}"].num_items) for n in (1, 2)] == [(True, 3)] * 2
+    lines = tmp_path / "test.jsonl"
+    lines.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
+    assert add("gsm8k", "test", lines) == (data / "gsm8k/test.jsonl", 1)
+    refused = {
+        ("gsm8k", "test", published): "no column answer",
+        ("gsm8k", "dev", lines): "it has train, test",
+        ("gsm9k", "test", lines): "unknown capability suite",
+        ("standin_copy", "test", lines): "has its own rows",
+        ("gsm8k", "test", tmp_path / "test.csv"): "neither .parquet nor .jsonl",
+    }
+    for given, why in refused.items():
+        with pytest.raises(InvalidRequest, match=why):
+            add(*given)
+    with pytest.raises(InvalidRequest, match="FT_EVAL_DATA"):
+        add("gsm8k", "test", lines, data_dir=None)
