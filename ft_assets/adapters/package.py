@@ -159,6 +159,6 @@ def check_files(directory: Path, *, manifest_sha256: str) -> list[Refusal]:
 
 
 __all__ = [
-    "ALLOWED_FILES", "CONFIG", "MAGNITUDE", "MANIFEST", "MAX_RANK", "TENSOR", "WEIGHTS", "Package", "Refusal", "check_files", "listed_files",
-    "manifest_files", "odd_files", "rank_of", "read", "scale_of", "unsafe_files", "verify", "write", "write_manifest",
+    "ALLOWED_FILES", "CONFIG", "MAGNITUDE", "MANIFEST", "MAX_RANK", "TENSOR", "WEIGHTS", "Package", "Refusal", "check_files",
+    "listed_files", "manifest_files", "odd_files", "rank_of", "read", "scale_of", "unsafe_files", "verify", "write", "write_manifest",
 ]  # fmt: skip
