@@ -109,6 +109,7 @@ class Zero:
             self.model.save_checkpoint(str(directory), tag=TAG, save_latest=False)
             return lambda: torch.save({"schedule": schedule}, directory / "schedule.pt") if self.rank == 0 else None
         adapter = WeightsCopy.of_adapter(self._whole_adapter(), self._bare, base_model=base_model)
+        self._link_state()
         names = optimizers.trained_names(self._bare)
         state = {names[p]: {k: _whole(safe_get_full_optimizer_state(p, k)) for k in ADAM_STATE} for p in names}
         steps, settings = self._optimizer_steps(), optimizers.settings(self._base_optimizer)
@@ -203,7 +204,13 @@ class Zero:
         for part in flat:
             count = step.to(part.device if fused else "cpu", copy=True)
             self.optimizer.optimizer.state[part] = {"step": count} | {key: torch.zeros_like(part) for key in ADAM_STATE}
+        self._link_state()
+
+    def _link_state(self) -> None:
+        """Links each parameter to its optimizer state. DeepSpeed does so once, after the first step of the first group, when the others
+        have no state yet."""
         if self.stage < 3:
+            self.optimizer._hp_optimizer_states_linked = False
             self.optimizer._lazy_init_hp_params_optimizer_state()
 
     def _fill(self, parameter: Any, key: str | None, value: torch.Tensor) -> None:

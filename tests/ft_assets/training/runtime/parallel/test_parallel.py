@@ -225,6 +225,20 @@ def test_what_two_ranks_began_one_goes_on_with_in_the_same_order(strategy: str, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero2", marks=COMPILES), pytest.param("zero3", marks=COMPILES)])
+def test_matrices_with_rates_of_their_own_go_on_alone(strategy: str, tmp_path: Path) -> None:
+    opt = replace(LONG, **OTHER_RATES, loraplus_lr_ratio=4.0)
+    with job(tmp_path / "single", optimization=opt) as single:
+        run_ranks(single)
+    with job(tmp_path / "pair", **shared(strategy, optimization=replace(opt, accumulation_steps=1))) as pair:
+        step = stop_after(pair, 5)
+        pair.spec = replace(pair.spec, strategy="single", world_size=1, optimization=opt)
+        run_ranks(pair)
+        assert pair.exit()["detail"]["resumed_from"] == step_name(step)
+        assert losses(pair) == pytest.approx(losses(single), abs=TOLERANCE)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", *ZERO])
 def test_what_one_began_two_go_on_with(strategy: str, long_alone: Job, tmp_path: Path) -> None:
     with job(tmp_path, optimization=LONG) as grown:
