@@ -14,9 +14,9 @@ import sqlalchemy as sa
 
 from control_plane.platform.context import Platform
 from control_plane.tenant_data import erasure
-from control_plane.tenants import audit_entries
+from control_plane.tenants.audit import audit_entries
 from control_plane.tenants import service as tenants
-from control_plane.tenants.audit_chain import Content, Entry, Head, check, parse_head, place
+from control_plane.tenants.audit.audit_chain import Content, Entry, Head, check, parse_head, place
 from control_plane.tenants.tables import audit_log
 from ft_assets.errors import IntegrityError
 from resources.database.engine import make_engine
