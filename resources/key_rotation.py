@@ -109,8 +109,8 @@ def retire(platform: Platform) -> Mapping[str, int]:
 def _encrypted_store(platform: Platform) -> tuple[LocalObjectStore | None, TenantKeys | None]:
     """Return the local store and its keys, if any of its objects may be encrypted."""
     store = platform.objects
-    if isinstance(store, LocalObjectStore) and store.keys is not None and store.keys.used():
-        return store, store.keys
+    if isinstance(store, LocalObjectStore) and store.tenant_keys is not None and store.tenant_keys.used():
+        return store, store.tenant_keys
     return None, None
 
 

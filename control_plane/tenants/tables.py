@@ -156,7 +156,7 @@ audit_log = sa.Table(
     sa.Column("changes", JSONB, nullable=False),  # by column: [old, new]
     sa.Column("ip", sa.Text), sa.Column("user_agent", sa.Text), sa.Column("request_id", sa.Text),
     timestamp("created_at"), timestamp("redacted_at", nullable=True),
-    sa.Column("position", sa.BigInteger, unique=True),  # in the chain (control_plane.tenants.audit_chain); null until the worker placed it
+    sa.Column("position", sa.BigInteger, unique=True),  # in the chain (tenants/audit); null until the worker placed it
     sa.Column("previous_sha256", sa.Text), sa.Column("salt", sa.Text), sa.Column("content_sha256", sa.Text), sa.Column("sha256", sa.Text),
     sa.Index("ix_audit_log_tenant_seq", "tenant_id", "seq"),
     sa.Index("ix_audit_log_unplaced", "seq", postgresql_where=sa.text("position IS NULL")),

@@ -22,7 +22,7 @@ from control_plane.platform.context import Platform
 from control_plane.quotas import enforcement
 from control_plane.sandbox import scratch
 from control_plane.tenant_data import deletion, deletion_requests
-from control_plane.tenants import audit_entries
+from control_plane.tenants.audit import audit_entries
 from control_plane.tracking import wandb_runs
 from control_plane.worker import hardware, namespaces
 from resources.object_store import object_links

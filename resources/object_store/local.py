@@ -138,7 +138,7 @@ class LocalObjectStore:
         """Nothing to do: a file appears whole."""
 
     @property
-    def keys(self) -> TenantKeys | None:
+    def tenant_keys(self) -> TenantKeys | None:
         return self._keys
 
     def renew_envelopes(self, prefix: str) -> tuple[int, int]:

@@ -72,7 +72,7 @@ def test_all_keys_are_exchanged_while_another_process_reads_and_writes(encrypted
         platform.objects.put_bytes(key, TEXT)
     granted = platform.objects.begin_upload("tenants/b/granted", ["0" * 64])
     before = keys_in(platform.settings.secrets_key_file)
-    wrapped = {owner: keys_in(platform.objects.keys.file(owner)) for owner in platform.objects.keys.owners()}  # type: ignore[attr-defined]
+    wrapped = {owner: keys_in(platform.objects.tenant_keys.file(owner)) for owner in platform.objects.tenant_keys.owners()}  # type: ignore[attr-defined]
 
     done = key_rotation.rotate(platform)
     assert done.added == ("secrets.key", ".installation", "b", "t-rotating")
@@ -169,14 +169,14 @@ def test_an_object_that_is_deleted_meanwhile_stays_deleted(encrypted: Platform, 
     encrypted.objects.put_bytes("tenants/a/x", TEXT)
     store = encrypted.objects
     assert isinstance(store, LocalObjectStore)
-    newer = store.keys.newer_envelope  # type: ignore[union-attr]
+    newer = store.tenant_keys.newer_envelope  # type: ignore[union-attr]
 
     def deleted_then(key: str, envelope: bytes) -> bytes | None:
         store.delete(key)
         return newer(key, envelope)
 
-    store.keys.add("a")  # type: ignore[union-attr]
-    monkeypatch.setattr(store.keys, "newer_envelope", deleted_then)
+    store.tenant_keys.add("a")  # type: ignore[union-attr]
+    monkeypatch.setattr(store.tenant_keys, "newer_envelope", deleted_then)
     assert store.renew_envelopes("") == (0, 0)
     assert not store.exists("tenants/a/x")
     assert not list((store.root / ".staging").iterdir())

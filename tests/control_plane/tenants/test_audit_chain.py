@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import sqlalchemy as sa
 
 from control_plane.platform.context import Platform
 from control_plane.tenant_data import erasure
-from control_plane.tenants import audit_entries
 from control_plane.tenants import service as tenants
-from control_plane.tenants.audit_chain import Content, Entry, Head, check, parse_head, place
+from control_plane.tenants.audit import audit_entries
+from control_plane.tenants.audit.audit_chain import Content, Entry, Head, check, parse_head, place
 from control_plane.tenants.tables import audit_log
 from ft_assets.errors import IntegrityError
 from resources.database.engine import make_engine
@@ -39,7 +39,7 @@ def rehashed(entry: Entry, **changes: Any) -> Entry:
     """An altered entry whose own digests were made anew."""
     altered = replace(entry, **changes)
     head = None if altered.previous_sha256 is None else Head(position=altered.position - 1, sha256=altered.previous_sha256)
-    content = Content(**{name: value for name, value in asdict(altered).items() if name in Content.__slots__})
+    content = Content(**{field.name: getattr(altered, field.name) for field in fields(Content)})
     return replace(altered, **place(content, after=head, salt="0" * 32))
 
 

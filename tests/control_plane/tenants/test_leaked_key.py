@@ -12,7 +12,7 @@ from control_plane.notifications.dispatch import live_secrets
 from control_plane.notifications.signatures import opened
 from control_plane.notifications.webhook_endpoints import locked
 from control_plane.platform.context import Platform
-from control_plane.tenants import audit_entries
+from control_plane.tenants.audit import audit_entries
 from control_plane.tenants.rules import Tenant
 
 Call = Callable[..., httpx.Response]
@@ -86,7 +86,7 @@ def test_a_leaked_key_and_everything_made_with_it_is_shut_out(
     new = call("POST", f"webhook_endpoints/{hook['id']}/rotate_secret", api_key, json={}).json()
     with platform.engine.begin() as conn:
         endpoint = opened(platform.settings, locked(conn, tenant.id, hook["id"]))
-    assert live_secrets(endpoint.secrets, platform.clock()) == [new["secret"]], "the old one signs nothing any more"
+    assert live_secrets(endpoint.secrets, platform.clock()) == [new["signing_secret"]], "the old one signs nothing any more"
 
     # 4. nobody edited the log
     assert audit_entries.verify(platform).findings == ()

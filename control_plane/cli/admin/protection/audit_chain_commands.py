@@ -16,7 +16,7 @@ from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from control_plane.platform.context import Platform
-    from control_plane.tenants.audit_chain import Head, Verdict
+    from control_plane.tenants.audit.audit_chain import Head, Verdict
 
 NoteHead = Annotated[
     str | None,
@@ -40,7 +40,7 @@ def export(
     platform: Platform, file: Annotated[Path, typer.Argument(metavar="FILE", dir_okay=False, help="New file; it has tenants' data.")]
 ) -> Any:
     """Write the whole audit log to a new file, one JSON entry a line, and verify it. Exit code 1 if an entry does not hold."""
-    from control_plane.tenants import audit_entries
+    from control_plane.tenants.audit import audit_entries
 
     if file.exists():
         raise InvalidRequest(f"{file} exists; name a new file")
@@ -55,7 +55,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Verify the audit log of the database, or an exported file without one. Exit code 1 if an entry was changed, removed or added."""
-    from control_plane.tenants import audit_entries
+    from control_plane.tenants.audit import audit_entries
 
     if file is not None:
         found = audit_entries.verify_file(file, head=_head(head))
@@ -69,7 +69,7 @@ def verify(
 
 
 def _head(text: str | None) -> Head | None:
-    from control_plane.tenants.audit_chain import parse_head
+    from control_plane.tenants.audit.audit_chain import parse_head
 
     try:
         return None if text is None else parse_head(text)

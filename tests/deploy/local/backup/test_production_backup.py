@@ -17,8 +17,8 @@ import sqlalchemy as sa
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.context import Actor, Platform
-from control_plane.tenants import audit_entries
 from control_plane.tenants import service as tenants
+from control_plane.tenants.audit import audit_entries
 from control_plane.tenants.tables import api_keys
 from deploy.local import database_setup
 from ft_assets.base_models import Catalogue

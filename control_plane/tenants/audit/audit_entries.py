@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from control_plane.platform.bulk_updates import update_each
 from control_plane.platform.context import Platform
 from control_plane.tenant_data.tables import deletions
-from control_plane.tenants.audit_chain import Content, Entry, Head, Verdict, check, place
+from control_plane.tenants.audit.audit_chain import Content, Entry, Head, Verdict, check, place
 from control_plane.tenants.tables import audit_log
 from ft_assets.errors import IntegrityError
 

@@ -107,7 +107,8 @@ def check(entries: Iterable[Entry], *, head: Head | None = None) -> Verdict:
     3. The digest of the entry before it: names an entry that does not follow its predecessor.
     4. The entry at the position of `head`, which was noted earlier, is still the same.
     """
-    findings, last, num, redacted, met = list[str](), None, 0, 0, head is None
+    last: Entry | None = None
+    findings, num, redacted, met = list[str](), 0, 0, head is None
     for entry in entries:
         findings += _compare(entry, last)
         num, redacted = num + 1, redacted + (entry.redacted_at is not None)
