@@ -136,7 +136,7 @@ def dashboard(period: str, slos: Sequence[Slo]) -> Mapping[str, Any]:
             _panel(first + 1, "stat", f"Budget left of {period}", (0, top + 1, 4, 4), left, unit="percentunit", low_is_bad=True),
             _panel(first + 2, "stat", f"Events in {period}", (0, top + 5, 4, 4), [(f'slo:events{{{one},window="{period}"}}', "events")]),
             _panel(first + 3, "timeseries", "Budget left", (4, top + 1, 10, 8), left, unit="percentunit"),
-            _panel(first + 4, "timeseries", "Burn rate by window", (14, top + 1, 10, 8), [(f"slo:burn_rate{{{one}}}", "{{window}}")]),
+            _panel(first + 4, "timeseries", "Burn rate by window", (14, top + 1, 10, 8), [(f"max by (window) (slo:burn_rate{{{one}}})", "{{window}}")]),
         ]  # fmt: skip
     return {
         "title": "ft-platform: objectives", "uid": "ft-slos", "schemaVersion": 39, "version": 1, "editable": True, "timezone": "utc",
