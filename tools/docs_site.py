@@ -47,6 +47,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if target in OF_ROOT or target.startswith("docs/"):
             there = OF_ROOT.get(target) or target.removeprefix("docs/")
             return f"[{text}]({posixpath.relpath(there, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
-        return text if text == target or f"`{target}`" in text else f"{text} (`{target}`)"
+        return f"`{target}`" if text in (target, posixpath.basename(target), f"`{target}`") else f"{text} (`{target}`)"
 
     return LINK.sub(lead, markdown)

@@ -44,16 +44,14 @@ class Slo:
     objective: float
     bad: str
     all: str
-    counted: str
     at_least: int
     fast: Sequence[Pair]
     slow: Sequence[Pair]
+    by_platform: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.objective < 1:
             raise ValueError(f"{self.name}: objective {self.objective} is not between 0 and 1")
-        if self.counted not in _COUNTS:
-            raise ValueError(f"{self.name}: counted {self.counted!r} is not one of {', '.join(_COUNTS)}")
         for pair in (*self.fast, *self.slow):
             if minutes(pair.short) >= minutes(pair.long):
                 raise ValueError(f"{self.name}: short window {pair.short} is not shorter than {pair.long}")
@@ -91,23 +89,18 @@ def rules(period: str, slos: Sequence[Slo]) -> Mapping[str, Any]:
 
 
 def _records(slo: Slo, window: str) -> Iterator[Mapping[str, Any]]:
-    count, labels = _COUNTS[slo.counted], {"slo": slo.name, "window": window}
-    bad, events, allowed = count(slo.bad, window), count(slo.all, window), f"{1 - slo.objective:.6g}"
+    labels, allowed = {"slo": slo.name, "window": window}, f"{1 - slo.objective:.6g}"
+    bad, events = (_count(series, window, slo.by_platform) for series in (slo.bad, slo.all))
     yield {"record": "slo:events", "labels": dict(labels), "expr": events}
     yield {"record": "slo:burn_rate", "labels": labels, "expr": f"({bad} or vector(0)) / ({events} > 0) / {allowed}"}
 
 
-def _of_processes(series: str, window: str) -> str:
-    return f"sum(increase({series}[{window}]))"
-
-
-def _of_platform(series: str, window: str) -> str:
-    """Replicas come and go while the platform's count goes on; a count that was not there yet was 0."""
-    now, before = (f"sum(max by (tier, outcome) ({series}{offset}))" for offset in ("", f" offset {window}"))
-    return f"({now} - ({before} or 0 * {now}))"
-
-
-_COUNTS = {"per_process": _of_processes, "by_platform": _of_platform}
+def _count(series: str, window: str, by_platform: Sequence[str]) -> str:
+    """Return the expression of how much counters grew; replicas come and go while the platform's counts go on."""
+    if not by_platform:
+        return f"sum(increase({series}[{window}]))"
+    now, before = (f"sum(max by ({', '.join(by_platform)}) ({series}{offset}))" for offset in ("", f" offset {window}"))
+    return f"({now} - ({before} or 0 * {now}))"  # a count that was not there yet was 0
 
 
 def _alerts(slo: Slo) -> Iterator[Mapping[str, Any]]:
@@ -143,7 +136,7 @@ def dashboard(period: str, slos: Sequence[Slo]) -> Mapping[str, Any]:
             _panel(first + 1, "stat", f"Budget left of {period}", (0, top + 1, 4, 4), left, unit="percentunit", low_is_bad=True),
             _panel(first + 2, "stat", f"Events in {period}", (0, top + 5, 4, 4), [(f'slo:events{{{one},window="{period}"}}', "events")]),
             _panel(first + 3, "timeseries", "Budget left", (4, top + 1, 10, 8), left, unit="percentunit"),
-            _panel(first + 4, "timeseries", "Burn rate by window", (14, top + 1, 10, 8), [(f"slo:burn_rate{{{one}}}", "{{window}}")]),
+            _panel(first + 4, "timeseries", "Burn rate by window", (14, top + 1, 10, 8), [(f"max by (window) (slo:burn_rate{{{one}}})", "{{window}}")]),
         ]  # fmt: skip
     return {
         "title": "ft-platform: objectives", "uid": "ft-slos", "schemaVersion": 39, "version": 1, "editable": True, "timezone": "utc",

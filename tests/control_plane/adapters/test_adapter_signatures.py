@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,10 @@ import sqlalchemy as sa
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from sqlalchemy.exc import ProgrammingError
-from starlette.types import ASGIApp
 from typer.testing import CliRunner
 
-from control_plane.adapters import adapter_signatures, exports, lineage, signing_keys
+from control_plane.adapters import adapter_signatures, lineage, signing_keys
 from control_plane.adapters.tables import adapters
-from control_plane.api.app import create_app
 from control_plane.cli.command_tree import build
 from control_plane.client import FtClient
 from control_plane.jobs import service as jobs
@@ -45,17 +42,6 @@ def adapter_id(platform: Platform, tenant: Tenant, api_url: str, api_key: str, w
         file = client.files.create(write_chat_rows())
     job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
     return finish(platform, tenant.id, job.id, stage="staging")
-
-
-def export(platform: Platform, tenant: str, adapter_id: str, folder: Path) -> Path:
-    row = exports.request(platform, tenant, adapter_id, format="adapter")
-    assert exports.make(platform, tenant, row.id) == "ready"
-    found, stream = exports.content(platform, tenant, adapter_id, row.id)
-    with stream, tarfile.open(fileobj=stream) as tar:
-        assert tar.getnames()[-1] == signed_folder.ENVELOPE
-        tar.extractall(folder, filter="data")
-    exports.delete(platform, tenant, adapter_id, found.id)
-    return folder
 
 
 def link_of(platform: Platform, tenant: str, adapter_id: str) -> lineage.Json:
@@ -123,13 +109,13 @@ def test_a_replaced_key_verifies_what_it_signed_until_it_is_revoked(
 
 
 def test_an_export_is_verified_offline_by_the_command(
-    signer: Platform, tenant: Tenant, adapter_id: str, serve: Callable[[ASGIApp], str], api_key: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    folder = export(signer, tenant.id, adapter_id, tmp_path / "export")
-    monkeypatch.setenv("FT_API_URL", serve(create_app(signer)))
+    adapter_id: str, api_url: str, api_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, saved, ft = tmp_path / "export", tmp_path / "keys.json", CliRunner()
+    monkeypatch.setenv("FT_API_URL", api_url)
     monkeypatch.setenv("FT_API_KEY", api_key)
-    ft, saved = CliRunner(), tmp_path / "keys.json"
+    assert ft.invoke(build(), ["export", adapter_id, "-o", str(folder)]).exit_code == 0
+    assert (folder / signed_folder.ENVELOPE).is_file()
     assert ft.invoke(build(), ["models", "keys", "-o", str(saved)]).exit_code == 0
     monkeypatch.setenv("FT_API_URL", "http://127.0.0.1:9")  # nothing listens there
     command = ["models", "verify", str(folder), "--keys", str(saved)]

@@ -351,8 +351,9 @@ LATER = {
     f"GET {JOB}/evaluation/samples",
     f"GET {EVALUATION}/report",
     f"GET {EVALUATION}/samples",
+    f"GET {ADAPTER}/signature",
 }
-"""404 until the job has run, and was evaluated."""
+"""404 until the job has run, and was evaluated; until the worker has signed the adapter."""
 
 
 def _other(id_: str) -> str:

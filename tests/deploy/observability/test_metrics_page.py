@@ -13,7 +13,22 @@ Emitted = Mapping[str, frozenset[str]]
 
 
 def test_no_label_can_take_any_value_but_those_of_tenants_and_live_jobs(emitted: Emitted) -> None:
-    bounded = {"method", "route", "status", "code", "state", "tier", "pool", "quantile", "level", "audience", "channel", "reason", "kind"}
+    bounded = {
+        "method",
+        "route",
+        "status",
+        "code",
+        "state",
+        "tier",
+        "pool",
+        "quantile",
+        "level",
+        "audience",
+        "channel",
+        "reason",
+        "kind",
+        "outcome",
+    }
     free = {name: labels - bounded for name, labels in emitted.items() if labels - bounded}
     assert set(free) == {name for name in emitted if name.startswith(("ft_job_", "ft_tenant_"))}
     assert {labels for name, labels in free.items() if name.startswith("ft_job_")} == {frozenset({"job", "tenant", "model"})}

@@ -88,7 +88,6 @@ def test_each_alert_is_seen_firing() -> None:
     ("changes", "match"),
     [
         ({"objective": 99.9}, "not between 0 and 1"),
-        ({"counted": "somehow"}, "is not one of per_process, by_platform"),
         ({"objective": 0.9, "fast": [slos.Pair(burn=14.4, long="1h", short="5m")]}, "lower it"),
         ({"slow": [slos.Pair(burn=1, long="1h", short="6h")]}, "is not shorter"),
     ],
