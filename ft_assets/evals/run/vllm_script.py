@@ -33,7 +33,7 @@ def main(order: dict[str, Any], path: str) -> int:
         try:
             engine = _engine(order, num_adapters=len(adapters))
             for name in adapters:  # an adapter that the engine refuses is refused before anything is answered
-                _generate(engine, {"probe": [1]}, budget=1, stops=[], ends=[], adapter=(name, *adapters[name]))
+                engine.llm_engine.add_lora(_lora((name, *adapters[name])))
         except Exception as error:
             _write(lines, {"refused": f"{type(error).__name__}: {str(error)[:2000]}"})
             return REFUSED
@@ -69,12 +69,15 @@ def _generate(
     engine: Any, prompts: dict[str, list[int]], *, budget: int, stops: list[str], ends: list[int], adapter: tuple[str, int, str] | None
 ) -> dict[str, list[int]]:
     """Returns the generated tokens of each prompt, up to and with the one that ended it."""
-    vllm = import_module("vllm")
-    lora = import_module("vllm.lora.request").LoRARequest(*adapter) if adapter else None
-    sampling = vllm.SamplingParams(temperature=0.0, max_tokens=budget, stop=stops or None, stop_token_ids=ends)
+    lora = _lora(adapter) if adapter else None
+    sampling = import_module("vllm").SamplingParams(temperature=0.0, max_tokens=budget, stop=stops or None, stop_token_ids=ends)
     given = [{"prompt_token_ids": ids} for ids in prompts.values()]
     found = engine.generate(given, sampling, lora_request=lora, use_tqdm=False)
     return {id_: list(answer.outputs[0].token_ids) for id_, answer in zip(prompts, found, strict=True)}
+
+
+def _lora(adapter: tuple[str, int, str]) -> Any:
+    return import_module("vllm.lora.request").LoRARequest(*adapter)
 
 
 def _write(lines: Any, line: dict[str, Any]) -> None:

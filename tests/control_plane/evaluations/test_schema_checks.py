@@ -72,12 +72,3 @@ def test_checks_that_exceed_their_limits_give_no_score(platform: Platform, monke
     made = verdicts(platform, items, ["{}"], ["{}"])
     assert SCHEMA_VALID not in made
     assert built(made, items).score("holdout", "schema_valid") is None
-
-
-@pytest.mark.parametrize(
-    "form",
-    [{"type": "xml"}, {"type": "json_schema"}, "[]", {"type": "json_schema", "json_schema": {"schema": {"description": "x" * 70_000}}}],
-)
-def test_a_response_format_of_another_form_is_a_problem_of_its_row(form: Any) -> None:
-    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "response_format": form}
-    assert [p.code for p in shapes.to_example(row, "chat", row=1)[1]] == ["invalid_response_format"]
