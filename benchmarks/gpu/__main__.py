@@ -32,7 +32,7 @@ from benchmarks.gpu.attempts import REPOSITORY, Failed, Job, OutOfTime
 from benchmarks.gpu.cases import ON_CPU, ON_GPU, SHAPES, Trial
 from benchmarks.gpu.report import line, table
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "triton", "bitsandbytes", "flash-attn", "kernels")
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "triton", "bitsandbytes", "liger-kernel")
 NEEDED = ("torch", "transformers", "trl", "peft", "datasets", "safetensors", "tokenizers", "pyarrow", "numpy", "pydantic", "yaml")
 TOTAL_S = 25 * 60.0
 LEAST_S = 30.0
@@ -83,6 +83,8 @@ class Session:
         job: Job | None = None
         began = time.monotonic()
         try:
+            if trial.kind == "losses":
+                return self._losses(root / "losses.json", timeout_s=min(trial.budget_s, self.deadline - time.monotonic()))
             base, prepare_s = self._model(trial)
             pack, packed = self._pack(trial)
             deadline = min(time.monotonic() + trial.budget_s, self.deadline)
@@ -95,6 +97,12 @@ class Session:
             if job is not None:
                 job.kill()
             shutil.rmtree(root, ignore_errors=True)
+
+    def _losses(self, out: Path, *, timeout_s: float) -> dict[str, Any]:
+        command = [sys.executable, "-m", "benchmarks.gpu.losses", "--out", str(out), *(["--device", "cpu"] if self.on_cpu else [])]
+        subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=timeout_s)
+        body: dict[str, Any] = json.loads(out.read_text())
+        return body
 
     def _model(self, trial: Trial) -> tuple[Path, float]:
         """Written by the first case that wants it."""

@@ -32,16 +32,18 @@ class Goal:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """One case. ``speed`` is killed after its steps; ``checkpoints`` runs to its end; ``resume`` is interrupted and started again;
-    ``evaluation`` does not train."""
+    ``evaluation`` does not train, and ``losses`` computes the output layer alone."""
 
     name: str
     model: str
     adapter: Literal["lora", "qlora", "full"]
-    kind: Literal["speed", "checkpoints", "resume", "evaluation"] = "speed"
+    kind: Literal["speed", "checkpoints", "resume", "evaluation", "losses"] = "speed"
     batch: int = 1
     accumulation: int = 1
     packed: bool = True
     attention: Attention = "flash_attention_2"
+    compiled: bool = True
+    """Whether the run is long enough to compile its blocks, as far as the product compiles with this attention."""
     checkpointing: bool = False
     optimizer: str = "adamw_torch"
     max_seq_len: int = 4096
@@ -80,7 +82,7 @@ class Trial:
                 accumulation_steps=self.accumulation,
                 schedule="constant",
                 optimizer=self.optimizer,
-                max_steps=self.steps if self.kind == "checkpoints" else MANY_STEPS,
+                max_steps=self.steps if self.kind == "checkpoints" else MANY_STEPS if self.compiled else WARM_UP + self.steps + 1,
             ),
             lora=None if self.adapter == "full" else LoraSettings(rank=16, alpha=32, dropout=0.05),
             quantization=Quantization() if self.adapter == "qlora" else None,
@@ -141,6 +143,12 @@ ON_GPU: tuple[Trial, ...] = (
     Trial(
         name="lora-8b-flex", model=MIDDLE, adapter="lora", batch=2, accumulation=2, steps=6, budget_s=120, attention="flex_attention",
     ),
+    Trial(name="lora-8b-not-compiled", model=MIDDLE, adapter="lora", batch=2, accumulation=2, steps=6, budget_s=120, compiled=False),
+    Trial(
+        name="full-8b-adam8bit-not-compiled", model=MIDDLE, adapter="full", batch=2, accumulation=16, steps=2, budget_s=170,
+        optimizer="adamw_8bit", needs=BNB, compiled=False,
+    ),
+    Trial(name="losses-8b", model=MIDDLE, adapter="lora", kind="losses", budget_s=60),
     Trial(name="lora-1b", model=SMALL, adapter="lora", batch=2, accumulation=4, budget_s=90),
     Trial(name="lora-1b-sdpa", model=SMALL, adapter="lora", batch=2, accumulation=4, budget_s=90, **SDPA),
     Trial(name="lora-1b-sdpa-padded", model=SMALL, adapter="lora", batch=8, accumulation=4, packed=False, budget_s=90, **SDPA),
@@ -161,6 +169,7 @@ ON_CPU: tuple[Trial, ...] = (
     Trial(name="qlora", adapter="qlora", batch=2, needs=BNB, **_T),
     Trial(name="checkpoints-full", adapter="full", kind="checkpoints", **_T),
     Trial(name="evaluation", adapter="lora", kind="evaluation", num_items=8, **_T),
+    Trial(name="losses", adapter="lora", kind="losses", **_T),
     Trial(name="resume-lora", adapter="lora", kind="resume", batch=2, accumulation=2, **{**_T, "steps": 12}),
 )
 """The same ways through the program with a model of 0.1M parameters: numbers without a meaning, seconds each."""

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
+from ft_assets.training.model_shapes.attention_kernels import AttentionNeeds, Device, Kernel, choose, objection
 from ft_assets.training.recipes import AdapterKind, Default, Recipe, select
 from ft_assets.training.requested_hyperparameters import (
     SPLITS_WEIGHTS,
@@ -28,7 +29,6 @@ from ft_assets.training.requested_hyperparameters import (
     refusal,
 )
 from ft_assets.training.spec import (
-    Attention,
     CheckpointPolicy,
     EarlyStopping,
     LoraSettings,
@@ -41,6 +41,7 @@ from ft_assets.training.spec import (
 )
 
 Precision = Literal["fp32", "bf16", "fp16"]
+CPU, PLAIN = Device(), AttentionNeeds(head_dim=128)
 EXPERTS: Mapping[str, Default] = {
     "train_experts": Default(value=True, source="adapter full trains every parameter; without experts it needs a fraction of the memory"),
     "train_router": Default(value=False, source="Unsloth's guide to Qwen3: fine-tuning the router of a mixture is off by default"),
@@ -88,21 +89,20 @@ class Plan:
     strategy: Strategy | None = None
     """As requested; None: the memory estimate decides."""
     method_settings: Mapping[str, float | int | str] = field(default_factory=dict)
-    has_flash: bool = False
-    """Whether the GPUs of the job have kernels of flash and flex attention."""
+    device: Device = CPU
+    """The GPU of the job's pool."""
+    needs: AttentionNeeds = PLAIN
+    """What the model computes in its attention."""
 
     def value(self, name: str) -> Any:
         """As requested, else the recipe's value for this method."""
         return self.requested.get(name, self.recipe.value(name, method=self.method))
 
     @property
-    def attention(self) -> Attention:
-        """As requested, else the recipe's; ``auto`` selects flash attention for packed windows on GPUs that have it."""
-        named = self.value("attention")
-        if named != "auto":
-            return cast(Attention, named)
+    def attention(self) -> Kernel:
+        """The kernel for what the request, else the recipe, says, on the GPU of the pool; ``auto`` prefers flash attention."""
         packed = methods.get(self.method).pack == "windows"
-        return "flash_attention_2" if self.has_flash and packed and self.precision != "fp32" else "sdpa"
+        return choose(str(self.value("attention")), self.needs, self.device, precision=self.precision, packed=packed).kernel
 
     @property
     def optimizer(self) -> str:
@@ -137,22 +137,24 @@ def plan(
     recipe: str | None = None,
     known: Mapping[str, Recipe] | None = None,
     hardware: Mapping[str, Any] | None = None,
-    has_bf16: bool = True,
-    has_flash: bool = False,
+    device: Device = CPU,
+    needs: AttentionNeeds = PLAIN,
 ) -> Plan:
     """Validates `requested` and fixes what packing needs. Raises ``InvalidRequest`` (``invalid_hyperparameter``) naming the value.
 
-    `known`: recipes to choose from, by default those that ship. `has_bf16`: whether the job's GPUs compute in bfloat16 (those before Ampere
-    do not). `has_flash`: whether they have kernels of flash and flex attention (CPUs and GPUs before Ampere do not).
+    `known`: recipes to choose from, by default those that ship. `device`: the GPU of the job's pool. `needs`: what the model computes in
+    its attention.
     """
     chosen = select(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe, known=known)
     values, gpus = checked(requested, method=method), checked_hardware(hardware)
     if (default := chosen.value("num_gpus", method=method)) != "auto":
         gpus.setdefault("num_gpus", int(default))
-    precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=has_bf16)
+    precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=device.has_bf16)
     check_combination(Combination(method=method, adapter=adapter, precision=precision, requested=values, hardware=gpus))
-    if (attention := values.get("attention", "sdpa")) != "sdpa" and not has_flash:
-        raise refusal("attention", f"{attention} has no kernels for this hardware (requires Ampere or newer GPUs); use sdpa")
+    if (attention := values.get("attention", "sdpa")) != "sdpa":
+        packed = methods.get(method).pack == "windows"
+        if against := objection(attention, needs, device, precision=precision, packed=packed):
+            raise refusal("attention", f"{attention} {against}; use sdpa, or leave attention out")
     return Plan(
         recipe=chosen,
         model=model,
@@ -164,7 +166,8 @@ def plan(
         num_gpus=gpus.get("num_gpus"),
         strategy=gpus.get("strategy"),
         method_settings=_method_settings(values, chosen, method),
-        has_flash=has_flash,
+        device=device,
+        needs=needs,
     )
 
 

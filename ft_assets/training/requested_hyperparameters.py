@@ -197,12 +197,6 @@ def _precision_rules(c: Combination) -> Iterator[InvalidRequest]:
             "fp16 with adapter full loses small updates, because 16-bit weights have no float32 master copies; "
             "use bf16 or fp32, or an adapter (lora, qlora), whose weights stay in float32",
         )
-    if c.precision == "fp32" and c.requested.get("attention") == "flash_attention_2":
-        yield refusal("attention", "flash_attention_2 supports only bf16 and fp16, but precision is fp32; use sdpa, or bf16")
-    if c.requested.get("attention") == "flex_attention" and methods.get(c.method).pack != "windows":
-        yield refusal(
-            "attention", f"flex_attention requires packed windows, which method {c.method} does not use; use sdpa, or leave it out"
-        )
 
 
 def _strategy_rules(c: Combination) -> Iterator[InvalidRequest]:

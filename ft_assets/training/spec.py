@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from ft_assets.training.model_shapes.attention_kernels import Kernel
 from ft_assets.typed_json import from_json
 
 
@@ -101,8 +102,8 @@ class CheckpointPolicy:
     """At least 2: a crash may have torn the newest."""
 
 
-Attention = Literal["sdpa", "flash_attention_2", "flex_attention"]
-"""Attention implementation (``ft_assets.training.runtime.model.attention``); results agree to rounding."""
+Attention = Kernel
+"""Kernel that was planned; the training process takes another if this one cannot compute the model's attention on its machine."""
 Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 """How ranks share a model: single process, copies, FSDP2's sharded parameters, or DeepSpeed's stages 1 to 3."""
 
@@ -154,6 +155,11 @@ class TrainingSpec:
     def packs(self) -> tuple[tuple[str, str], ...]:
         """The fingerprint of each pack, and its directory within that of the run's data: itself, or one per pack of a mixture."""
         return tuple((s.pack_fingerprint, s.pack_fingerprint) for s in self.sources) or ((self.pack_fingerprint, ""),)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the pack in an optimizer step, over all ranks and micro-batches."""
+        return self.optimization.global_batch_size(self.world_size)
 
     @property
     def sha256(self) -> str:

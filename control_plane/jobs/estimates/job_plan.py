@@ -32,8 +32,6 @@ CLASS_WORDS: Mapping[str, str] = {
     "large": f"adapters on models of {LARGE_MODEL_PARAMETERS / 1e9:.0f}B parameters and more",
     "full": "training of all parameters (adapter full)",
 }
-WITHOUT_BF16 = ("p100", "v100", "t4")
-"""GPU types older than Ampere begin with these names; they compute in fp16 (with loss scaling) and fp32 only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +77,7 @@ def placed_in(
     """The same in any pools. `known`: the recipes to choose from, by default those that ship."""
     pool = pool_for(pools, tier, job_class(request.adapter, model.num_parameters))
     facts = ModelFacts(id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest)
+    shape = shape_of(model)
     plan = hyperparameters.plan(
         request.hyperparameters,
         facts,
@@ -87,10 +86,9 @@ def placed_in(
         recipe=chosen or request.recipe,
         known=known,
         hardware=request.hardware,
-        has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
-        has_flash=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
+        device=memory.GPUS[pool.gpu_type].device,
+        needs=shape.attention_needs,
     )
-    shape = shape_of(model)
     plan = unpacked_if_needed(plan, shape)
     check_frozen_parts(plan, shape)
     check_target_modules(plan, shape)

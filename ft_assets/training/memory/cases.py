@@ -85,7 +85,7 @@ class Case:
     @property
     def eager(self) -> bool:
         """Whether attention weights of all pairs of tokens are held: no fused kernel computes them (``runtime.model.attention``)."""
-        return self.shape.eager_attention and self.attention != "flex_attention"
+        return self.attention == "eager"
 
     @property
     def masked(self) -> bool:

@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig
 
+from ft_assets.training import methods
+from ft_assets.training.model_shapes.attention_kernels import Choice
 from ft_assets.training.runtime.model import attention, decoder
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec, Diverged
 from ft_assets.training.spec import Quantization, RunFile, TrainingSpec
@@ -42,7 +44,7 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, load
         options = quantized(spec.quantization, dtype=dtype, device=device)
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-        implementation = attention.prepare(spec.attention, device, max_seq_len=spec.max_seq_len, config=config)
+        implementation = attention.register(choice_of_attention(spec, device, config), max_seq_len=spec.max_seq_len)
         model: Any = None if load_part is None else load_part(directory, dtype=dtype, attention=implementation)
         if model is None:
             model = decoder.load(directory, dtype=dtype, attn_implementation=implementation, **options)
@@ -66,6 +68,12 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, load
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
     return model, tokenizer
+
+
+def choice_of_attention(spec: TrainingSpec, device: torch.device, config: Any) -> Choice:
+    """Returns the attention kernel of a run for a model of `config`, and why."""
+    packed = methods.get(spec.method).pack == "windows"
+    return attention.chosen(spec.attention, device, config, precision=spec.precision, packed=packed)
 
 
 def _require_balance(model: Any) -> None:

@@ -76,7 +76,7 @@ class Tokens:
         self.model = model
         self._spec, self._device = given.spec, given.device
         self._joined = attention.of(given.base) == attention.VARLEN
-        self._filled = attention.window_length(given.spec.attention, given.spec.max_seq_len)
+        self._filled = attention.window_length(attention.of(given.base), given.spec.max_seq_len)
         self._balances = given.spec.train_router
         self._longest = max_packed_len(given.base.config.to_dict())
         self._train = _ShardedWindows(given.pack.train)
