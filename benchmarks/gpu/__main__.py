@@ -1,4 +1,4 @@
-"""Training on one GPU (H100 or H200), without network.
+"""Training on one GPU (H100 or H200), and of windows that several share, without network.
 
     python -m benchmarks.gpu                              every case, 25 minutes at most
     python -m benchmarks.gpu --only 'lora-8b*' --only full-1b   some of them, by pattern
@@ -45,7 +45,7 @@ import json, torch
 there = torch.cuda.is_available()
 p = torch.cuda.get_device_properties(0) if there else None
 print(json.dumps({"name": p and p.name, "memory_bytes": p and p.total_memory, "capability": p and [p.major, p.minor],
-                  "torch": torch.__version__, "cuda": torch.version.cuda}))
+                  "count": torch.cuda.device_count(), "torch": torch.__version__, "cuda": torch.version.cuda}))
 """
 
 
@@ -75,6 +75,8 @@ class Session:
         missing = [name for name in trial.needs if importlib.util.find_spec(name) is None]
         if missing:
             return {"skipped": f"{', '.join(missing)} is not installed"}
+        if not self.on_cpu and trial.ranks > self.facts["gpu"]["count"]:
+            return {"skipped": f"needs {trial.ranks} GPUs, {self.facts['gpu']['count']} are here"}
         if self.deadline - time.monotonic() < LEAST_S:
             return {"skipped": "no time left"}
         root = self.scratch / trial.name

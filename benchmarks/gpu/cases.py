@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ft_assets.training.memory import Case, estimate
 from ft_assets.training.model_shapes import NAMED, ModelShape
-from ft_assets.training.spec import Attention, CheckpointPolicy, LoraSettings, Optimization, Quantization, TrainingSpec
+from ft_assets.training.spec import Attention, CheckpointPolicy, LoraSettings, Optimization, Quantization, Strategy, TrainingSpec
 
 NEVER = 1_000_000_000
 MANY_STEPS = 100_000
@@ -48,6 +48,8 @@ class Trial:
     optimizer: str = "adamw_torch"
     max_seq_len: int = 4096
     precision: Literal["fp32", "bf16"] = "bf16"
+    ranks: int = 1
+    """GPUs, all of which share each window."""
     steps: int = 10
     """Measured ones; of ``checkpoints`` and ``resume`` all there are."""
     budget_s: float = 120.0
@@ -60,6 +62,10 @@ class Trial:
     @property
     def shape(self) -> ModelShape:
         return SHAPES[self.model]
+
+    @property
+    def strategy(self) -> Strategy:
+        return "single" if self.ranks == 1 else "ddp"
 
     def spec(self) -> TrainingSpec:
         """Steps, data and order depend on the case alone."""
@@ -92,8 +98,9 @@ class Trial:
             precision=self.precision,
             attention=self.attention,
             gradient_checkpointing=self.checkpointing,
-            strategy="single",
-            world_size=1,
+            strategy=self.strategy,
+            world_size=self.ranks,
+            context_parallel=self.ranks,
             seed=7,
             recipe="benchmark@1",
             lock_sha256="0" * 64,
@@ -113,6 +120,9 @@ class Trial:
             optimizer=self.optimizer,
             attention=self.attention,
             gradient_checkpointing=self.checkpointing,
+            strategy=self.strategy,
+            world_size=self.ranks,
+            context_parallel=self.ranks,
             on_cpu=on_cpu,
         )
         return estimate(case, overheads=overheads).total_bytes
@@ -138,6 +148,12 @@ ON_GPU: tuple[Trial, ...] = (
     Trial(name="qlora-8b", model=MIDDLE, adapter="qlora", batch=2, accumulation=2, budget_s=120, needs=BNB),
     Trial(name="lora-8b-recomputed", model=MIDDLE, adapter="lora", batch=4, checkpointing=True, steps=6, budget_s=120),
     Trial(name="lora-8b-32k", model=MIDDLE, adapter="lora", checkpointing=True, max_seq_len=32_768, steps=4, budget_s=150),
+    *(
+        Trial(
+            name=f"lora-8b-128k-{n}", model=MIDDLE, adapter="lora", checkpointing=True, max_seq_len=131_072, steps=2, budget_s=300, ranks=n,
+        )
+        for n in (2, 8)
+    ),
     Trial(name="checkpoints-lora-8b", model=MIDDLE, adapter="lora", kind="checkpoints", batch=2, steps=8, budget_s=120),
     Trial(name="lora-8b-sdpa", model=MIDDLE, adapter="lora", batch=2, accumulation=2, steps=6, budget_s=120, **SDPA),
     Trial(
@@ -170,6 +186,7 @@ ON_CPU: tuple[Trial, ...] = (
     Trial(name="checkpoints-full", adapter="full", kind="checkpoints", **_T),
     Trial(name="evaluation", adapter="lora", kind="evaluation", num_items=8, **_T),
     Trial(name="losses", adapter="lora", kind="losses", **_T),
+    Trial(name="shared-windows", adapter="lora", ranks=2, **_T),
     Trial(name="resume-lora", adapter="lora", kind="resume", batch=2, accumulation=2, **{**_T, "steps": 12}),
 )
 """The same ways through the program with a model of 0.1M parameters: numbers without a meaning, seconds each."""

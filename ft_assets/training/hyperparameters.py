@@ -88,6 +88,8 @@ class Plan:
     """As requested, or by its recipe; None: the memory estimate decides."""
     strategy: Strategy | None = None
     """As requested; None: the memory estimate decides."""
+    context_parallel: int | None = None
+    """As requested: ranks that share each window; None: the memory estimate decides."""
     method_settings: Mapping[str, float | int | str] = field(default_factory=dict)
     device: Device = CPU
     """The GPU of the job's pool."""
@@ -165,6 +167,7 @@ def plan(
         precision=precision,
         num_gpus=gpus.get("num_gpus"),
         strategy=gpus.get("strategy"),
+        context_parallel=gpus.get("context_parallel"),
         method_settings=_method_settings(values, chosen, method),
         device=device,
         needs=needs,
@@ -205,6 +208,7 @@ def resolve(
     image: str = "local",
     world_size: int = 1,
     strategy: Strategy | None = None,
+    context_parallel: int = 1,
     per_device_batch_size: int | None = None,
     gradient_checkpointing: bool | None = None,
     reference: str | None = None,
@@ -217,8 +221,9 @@ def resolve(
     """
     if pack.max_seq_len > plan.max_seq_len:
         raise ValueError(f"pack {pack.fingerprint} has windows of {pack.max_seq_len} tokens, the plan allows {plan.max_seq_len}")
-    optimization = _optimization(plan, pack, world_size=world_size, fits=per_device_batch_size)
-    steps = optimization.total_steps(num_rows=pack.num_windows, world_size=world_size)
+    data_ranks = world_size // context_parallel
+    optimization = _optimization(plan, pack, world_size=data_ranks, fits=per_device_batch_size)
+    steps = optimization.total_steps(num_rows=pack.num_windows, world_size=data_ranks)
     asked = plan.requested.get("gradient_checkpointing")
     return TrainingSpec(
         method=plan.method,
@@ -244,6 +249,7 @@ def resolve(
         else gradient_checkpointing,
         strategy=_strategy(plan, strategy, world_size),
         world_size=world_size,
+        context_parallel=context_parallel,
         seed=seed,
         recipe=plan.recipe.label,
         lock_sha256=lock_sha256,
@@ -275,7 +281,7 @@ def _max_seq_len(values: Mapping[str, Any], recipe: Recipe, model: ModelFacts, *
         raise refusal(
             "max_seq_len",
             f"max_seq_len {asked} exceeds the {model.context_length} that {model.id} can take; "
-            "lower max_seq_len or choose another base model",
+            "lower max_seq_len, or choose a base model whose config.json has or scales more positions",
         )
     return asked
 

@@ -82,7 +82,7 @@ class Optimization:
     early_stopping: EarlyStopping | None = None
 
     def global_batch_size(self, world_size: int) -> int:
-        """Returns the rows per optimizer step, over all ranks and micro-batches."""
+        """Returns the rows per optimizer step, over all micro-batches of `world_size` ranks with rows of their own."""
         return self.per_device_batch_size * self.accumulation_steps * world_size
 
     def total_steps(self, *, num_rows: int, world_size: int) -> int:
@@ -139,6 +139,8 @@ class TrainingSpec:
     strategy: Strategy
     world_size: int
     """Ranks, one per GPU."""
+    context_parallel: int = 1
+    """Adjacent ranks that share each window, all of one node; `world_size` is a multiple."""
     seed: int
     recipe: str
     """``<name>@<version>`` of the recipe that provided the defaults."""
@@ -159,7 +161,16 @@ class TrainingSpec:
     @property
     def rows_per_step(self) -> int:
         """Rows of the pack in an optimizer step, over all ranks and micro-batches."""
-        return self.optimization.global_batch_size(self.world_size)
+        return self.optimization.global_batch_size(self.data_ranks)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks, or groups of ranks that share windows, with rows of their own."""
+        return self.world_size // self.context_parallel
+
+    def total_steps(self, *, num_rows: int) -> int:
+        """Returns the optimizer steps of a run over a pack of so many rows."""
+        return self.optimization.total_steps(num_rows=num_rows, world_size=self.data_ranks)
 
     @property
     def sha256(self) -> str:
@@ -171,10 +182,11 @@ class TrainingSpec:
         updates of a step, but not how the global batch is divided into micro-batches and ranks, nor the strategy. The load-balancing loss
         of a trained router is computed for each micro-batch, so the division counts then."""
         body = asdict(self)
-        body["optimization"]["global_batch_size"] = self.optimization.global_batch_size(self.world_size)
+        body["optimization"]["global_batch_size"] = self.rows_per_step
         for name in () if self.train_router else ("per_device_batch_size", "accumulation_steps"):
             del body["optimization"][name]
-        for name in ("strategy", "gradient_checkpointing") if self.train_router else ("world_size", "strategy", "gradient_checkpointing"):
+        divided = ("world_size", "context_parallel")
+        for name in ("strategy", "gradient_checkpointing", *(() if self.train_router else divided)):
             del body[name]
         return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 

@@ -23,7 +23,7 @@ from ft_assets.training import cost_model, hyperparameters, memory, methods, mod
 from ft_assets.training.hyperparameters import ModelFacts, Plan
 from ft_assets.training.memory import Fit, forward_pass
 from ft_assets.training.memory.gpus import GIB
-from ft_assets.training.model_shapes import ModelShape
+from ft_assets.training.model_shapes import ModelShape, context_split
 from ft_assets.training.recipes import Recipe
 from ft_assets.training.spec import Quantization
 
@@ -49,6 +49,7 @@ class Placed:
         return {
             "world_size": self.fit.num_gpus,
             "strategy": self.fit.strategy,
+            "context_parallel": self.fit.context_parallel,
             "per_device_batch_size": None if self.fit.gpu.is_cpu else self.fit.per_device_batch_size,
             "gradient_checkpointing": self.fit.gradient_checkpointing,
         }
@@ -193,15 +194,16 @@ def likely_pool(platform: Platform, request: JobRequest, model: BaseModel, *, ti
 
 def _check_width(plan: Plan, pool: Pool, tier: str) -> None:
     widest = pool.widest(tier)
-    if plan.num_gpus is None or plan.num_gpus <= widest:
-        return
-    kept = f" of tier {tier} ({pool.reserved_gpus} of its {pool.total_gpus} are kept for {RESERVED_FOR})"
-    raise InvalidRequest(
-        f"hardware.num_gpus {plan.num_gpus} exceeds the {widest} that pool {pool.name} gives to a job"
-        f"{kept if widest < pool.max_gpus_per_job else ''}; ask for fewer, or leave it out",
-        code="invalid_hardware",
-        param="hardware.num_gpus",
-    )
+    for name, asked in (("num_gpus", plan.num_gpus), ("context_parallel", plan.context_parallel)):
+        if asked is None or asked <= widest:
+            continue
+        kept = f" of tier {tier} ({pool.reserved_gpus} of its {pool.total_gpus} are kept for {RESERVED_FOR})"
+        raise InvalidRequest(
+            f"hardware.{name} {asked} exceeds the {widest} that pool {pool.name} gives to a job"
+            f"{kept if widest < pool.max_gpus_per_job else ''}; ask for fewer, or leave it out",
+            code="invalid_hardware",
+            param=f"hardware.{name}",
+        )
 
 
 def shape_of(model: BaseModel) -> ModelShape:
@@ -242,6 +244,7 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         global_batch=hyperparameters.global_batch_size(plan),
         num_gpus=plan.num_gpus,
         strategy=plan.strategy,
+        context_sizes=context_sizes(plan, shape),
         fixed_batch=bool(asked) or on_cpu,
         fixed_checkpointing="gradient_checkpointing" in plan.requested,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else 0,
@@ -249,3 +252,22 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
     ).fit(case)
     requested_hyperparameters.check_placement(strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision)
     return found
+
+
+def context_sizes(plan: Plan, shape: ModelShape) -> tuple[int, ...]:
+    """Return the numbers of GPUs that may share a window: all that the model allows, or the requested one, ``InvalidRequest`` if it does
+    not."""
+    on_cpu = plan.device.capability is None
+    against = {n: context_split.objection(shape, n, kernel=plan.attention, on_cpu=on_cpu) for n in context_split.SIZES if n > 1}
+    if (asked := plan.context_parallel) is not None:
+        if why := against.get(asked):
+            raise InvalidRequest(
+                f"hardware.context_parallel {asked}: windows of {plan.model.id} cannot be split over {asked} GPUs: {why}; leave "
+                "context_parallel out, or lower max_seq_len",
+                code="invalid_hardware",
+                param="hardware.context_parallel",
+            )
+        return (asked,)
+    if on_cpu or any(requested_hyperparameters.splitting_objections(method=plan.method, train_router=plan.trains("train_router"))):
+        return (1,)
+    return (1, *(n for n, why in against.items() if why is None))

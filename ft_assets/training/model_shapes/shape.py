@@ -60,6 +60,8 @@ class ModelShape:
     chunked_attention: bool = False
     """Layers whose tokens see only those of their chunk of a window."""
     attention_dropout: bool = False
+    varying_rope: str = ""
+    """Scaling of rotary positions that depends on the longest example of a batch."""
     max_packed_len: int | None = None
     """Longest window in which examples may share; 0: none, because a state passes from one to the next; None: any length."""
     other_parameters: int = 0

@@ -30,7 +30,8 @@ from ft_assets.training.runtime.model.compilation import compile_blocks
 from ft_assets.training.runtime.model.weights import choice_of_attention, load_base, require_finite, start_warm
 from ft_assets.training.runtime.objectives import Ingredients, Objective
 from ft_assets.training.runtime.pack_loader import Pack
-from ft_assets.training.runtime.parallel import Strategy, checkpoint_exchange
+from ft_assets.training.runtime.parallel import Strategy, checkpoint_exchange, split_windows
+from ft_assets.training.runtime.parallel.split_windows import Context
 from ft_assets.training.runtime.run_errors import BadInput
 from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress
 from ft_assets.training.runtime.stop_request import StopRequest
@@ -50,9 +51,9 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     strategy = parallel.build(spec)
     with spans.span("load"):
         strategy.start()
-        objective = build_objective(run_file, pack, strategy)
+        objective = build_objective(run_file, pack, strategy, context=split_windows.join(spec))
     order = DataOrder.of(spec, *pack.train.rows_of_packs)
-    progress.total_steps = spec.optimization.total_steps(num_rows=order.num_rows, world_size=spec.world_size)
+    progress.total_steps = spec.total_steps(num_rows=order.num_rows)
     kernels = _kernels(objective.model, spec, strategy.device, total_steps=progress.total_steps)
     strategy.wrap(objective.model, total_steps=progress.total_steps)
 
@@ -111,22 +112,24 @@ def _kernels(model: Any, spec: TrainingSpec, device: torch.device, *, total_step
         "attention_reason": chosen.reason,
         "compiled_blocks": compiled.blocks,
         "compiled_blocks_reason": compiled.reason,
+        "context_parallel": spec.context_parallel,
     }
     log.info("kernels: %s", ", ".join(f"{name} {value}" for name, value in found.items()))
     return found
 
 
-def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Objective:
-    """Builds the method's objective over the loaded base model, with the initial weights."""
-    spec = run_file.spec
-    base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device, load_part=strategy.load_part)
+def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy, *, context: Context | None = None) -> Objective:
+    """Builds the method's objective over the loaded base model, with the initial weights. `context`: ranks that share windows with this
+    one."""
+    spec, device = run_file.spec, strategy.device
+    base, tokenizer = load_base(run_file.base_model_dir, spec, device=device, load_part=strategy.load_part, context=context)
     module, _, name = methods.get(spec.method).objective.partition(":")
     build = getattr(importlib.import_module(module), name)
     set_seed(spec.seed)  # seeds the adapter's initial weights
-    given = Ingredients(run=run_file, spec=spec, pack=pack, base=base, tokenizer=tokenizer, device=strategy.device)
+    given = Ingredients(run=run_file, spec=spec, pack=pack, base=base, tokenizer=tokenizer, device=device, context=context)
     objective = cast(Objective, build(given))
     start_warm(objective.model, run_file)
-    precision.leave_casts_to_autocast(objective.model, spec, strategy.device)
+    precision.leave_casts_to_autocast(objective.model, spec, device)
     return objective
 
 

@@ -28,10 +28,16 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from ft_assets.training.model_shapes import from_config
 from ft_assets.training.model_shapes.attention_kernels import AttentionNeeds, Choice, Device, choose
 from ft_assets.training.runtime.model import decoder
+from ft_assets.training.runtime.parallel import split_windows
+from ft_assets.training.runtime.parallel.split_windows import Context
 
 FLEX, FLASH = "flex_attention", "flash_attention_2"
 VARLEN = "varlen"
 """Name under which models know PyTorch's flash kernel; for ``flash_attention_2`` they would look for the flash-attn package."""
+SPLIT = "context_parallel"
+"""Name under which models know the kernel if ranks share windows."""
+JOINED = frozenset((VARLEN, SPLIT))
+"""Implementations that expect the windows of a micro-batch in one row, with the boundaries of its examples."""
 BLOCK = 128
 """Tokens per block of flex attention's mask."""
 GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -58,10 +64,15 @@ def device_of(device: torch.device) -> Device:
     return Device(capability=capability, missing=" and ".join(missing))
 
 
-def register(choice: Choice, *, max_seq_len: int) -> str:
-    """Makes the chosen kernel available to models and returns their name for it."""
+def register(choice: Choice, *, max_seq_len: int, context: Context | None = None) -> str:
+    """Makes the chosen kernel available to models and returns their name for it. `context`: ranks that share windows with this one."""
+    varlen = functools.partial(varlen_attention, longest=max_seq_len)
+    if context is not None:
+        inner = varlen if choice.kernel == FLASH else masked_attention
+        AttentionInterface.register(SPLIT, functools.partial(_split, context=context, inner=inner))
+        return SPLIT
     if choice.kernel == FLASH:
-        AttentionInterface.register(VARLEN, functools.partial(varlen_attention, longest=max_seq_len))
+        AttentionInterface.register(VARLEN, varlen)
         return VARLEN
     if choice.kernel == FLEX:
         AttentionInterface.register(FLEX, _flex)
@@ -124,6 +135,32 @@ def varlen_attention(
         query, key, value, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(left, 0), **GROUPED
     )
     return found.unflatten(0, (rows, tokens)), None
+
+
+def masked_attention(
+    _module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _mask: Any,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    scaling: float,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The same as :func:`varlen_attention` for one row, by sdpa with a mask of tokens x tokens: for CPUs."""
+    place = torch.arange(query.shape[2], dtype=cu_seq_lens_q.dtype, device=query.device)
+    example = torch.searchsorted(cu_seq_lens_q, place, right=True)
+    seen = (example[:, None] == example[None]) & (place[:, None] >= place[None])
+    if sliding_window is not None:
+        seen &= place[:, None] - place[None] < sliding_window
+    found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scaling, enable_gqa=True)
+    return found.transpose(1, 2), None
+
+
+def _split(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **options: Any) -> Any:
+    return split_windows.attention(module, *_cast(query, key, value), mask, **options)
 
 
 def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -56,7 +56,7 @@ def compile_blocks(model: Any, spec: TrainingSpec, device: torch.device, *, tota
 
 def _objection(spec: TrainingSpec, implementation: str, flops: float) -> str | None:
     if implementation != attention.VARLEN:
-        return f"{implementation} attention: only flash attention has rows of any length"
+        return f"{implementation} attention: only flash attention has rows of any length, and no exchange between ranks"
     if spec.strategy not in ("single", "ddp"):
         return f"strategy {spec.strategy} gathers shards in hooks that a compiler cannot follow"
     if spec.gradient_checkpointing and spec.lora is not None and spec.lora.dropout > 0:

@@ -118,7 +118,7 @@ def test_blocks_with_another_attention_are_not_compiled() -> None:
     model = model_of(LlamaConfig(**SHAPE))
     model.config._attn_implementation = "sdpa"
     found = compile_blocks(model, FLASH, CPU, total_steps=MANY)
-    assert (found.blocks, found.reason) == (0, "sdpa attention: only flash attention has rows of any length")
+    assert (found.blocks, found.reason) == (0, "sdpa attention: only flash attention has rows of any length, and no exchange between ranks")
 
 
 CPU = torch.device("cpu")
