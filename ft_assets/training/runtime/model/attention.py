@@ -50,8 +50,13 @@ def chosen(wanted: str, device: torch.device, config: Any, *, precision: str, pa
 
 
 def needs(config: Any) -> AttentionNeeds:
-    """Returns what a model of `config` (transformers' own) computes in its attention; ``ValueError`` if its sizes are not known."""
-    known, found = decoder.model_class(config), from_config(config.to_dict()).attention_needs
+    """Returns what a model of `config` (transformers' own) computes in its attention. Of one whose sizes are not known, layers count as
+    unknown, so that it gets sdpa or its own code."""
+    known = decoder.model_class(config)
+    try:
+        found = from_config(config.to_dict()).attention_needs
+    except ValueError:
+        found = AttentionNeeds(head_dim=0, layers="unknown")
     extra = found.extra or ("" if known._supports_sdpa else "all that this model does")
     return replace(found, extra=extra, flex=bool(known._supports_flex_attn))
 

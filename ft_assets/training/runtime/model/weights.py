@@ -89,8 +89,9 @@ def choice_of_attention(spec: TrainingSpec, device: torch.device, config: Any) -
 
 
 def _require_splittable(spec: TrainingSpec, config: Any, choice: Choice, device: torch.device) -> None:
-    size, shape = spec.context_parallel, from_config(config.to_dict())
-    why = context_split.objection(shape, size, kernel=choice.kernel, on_cpu=device.type == "cpu") if size > 1 else None
+    if (size := spec.context_parallel) == 1:
+        return
+    why = context_split.objection(from_config(config.to_dict()), size, kernel=choice.kernel, on_cpu=device.type == "cpu")
     if why is not None:
         raise BadSpec(f"windows of {spec.base_model} cannot be split over {size} ranks: {why}; set context_parallel to 1")
 
