@@ -114,7 +114,8 @@ def test_positions_are_those_that_the_config_has_or_scales(rope: dict[str, Any],
 )
 def test_windows_are_split_where_that_is_exact(changes: dict[str, Any], size: int, given: dict[str, Any], why: str | None) -> None:
     shape = replace(model_shapes.NAMED["llama-3.1-8b"], **changes)
-    assert context_split.objection(shape, size, **{"kernel": "flash_attention_2", "on_cpu": False} | given) == why
+    where: dict[str, Any] = {"kernel": "flash_attention_2", "on_cpu": False}
+    assert context_split.objection(shape, size, **where | given) == why
 
 
 def test_unknown_layers_compressed_keys_and_a_config_without_sizes_are_refused_by_name(tmp_path: Path) -> None:
