@@ -251,8 +251,8 @@ def _resolve_local(entry: Mapping[str, Any], directory: Path, *, fresh: bool) ->
             )
     config = text_config(model_config(directory))
     read = known_models().get(entry["id"], {}).get("context_length")
-    context_length = entry.get("context_length") or config.get("max_position_embeddings") or read
-    if not context_length:
+    length = entry.get("context_length") or context_length(config) or read
+    if not length:
         raise InvalidRequest(
             f"base model {entry['id']}: config.json has no max_position_embeddings; add context_length", code="invalid_catalogue"
         )
@@ -261,7 +261,7 @@ def _resolve_local(entry: Mapping[str, Any], directory: Path, *, fresh: bool) ->
         repo=str(entry.get("repo") or "local"),
         revision=str(entry.get("revision") or digest[:40]),
         license=str(entry.get("license") or "unknown"),
-        context_length=int(context_length),
+        context_length=int(length),
         num_parameters=int(entry.get("num_parameters") or count_parameters(directory)),
         deprecated_since=entry.get("deprecated_since"),
         directory=directory,
@@ -377,6 +377,32 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     nested = config.get("text_config")
     found = {"model_type": config.get("model_type")} | dict(nested) if isinstance(nested, Mapping) else dict(config)
     return {**config_defaults().get(str(found.get("model_type")).removesuffix("_text"), {}), **found}
+
+
+def context_length(config: Mapping[str, Any]) -> int:
+    """Returns the positions that a text decoder with this config can take; 0 if it does not say.
+
+    ``max_position_embeddings``; with YaRN its scaled length, because some configs (Qwen's with YaRN) leave the original one there.
+    """
+    config = text_config(config)
+    scaled = [
+        int(float(rope["factor"]) * int(rope["original_max_position_embeddings"]))
+        for rope in _ropes(config)
+        if rope.get("rope_type", rope.get("type")) == "yarn" and rope.get("factor") and rope.get("original_max_position_embeddings")
+    ]
+    return max(int(config.get("max_position_embeddings") or 0), *scaled, 0)
+
+
+def rope_types(config: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the kinds of scaling of rotary positions in a config, those of all kinds of layers."""
+    return frozenset(str(rope.get("rope_type", rope.get("type"))) for rope in _ropes(text_config(config)))
+
+
+def _ropes(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the settings of rotary positions: one, or one for each kind of layer (Gemma 3)."""
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    nested = [value for value in found.values() if isinstance(value, Mapping)]
+    return nested or [found]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Training on one GPU (H100 or H200), without network.
+"""Training on one GPU (H100 or H200), and of windows that several share, without network.
 
     python -m benchmarks.gpu                              every case, 25 minutes at most
     python -m benchmarks.gpu --only 'lora-8b*' --only full-1b   some of them, by pattern
@@ -32,7 +32,7 @@ from benchmarks.gpu.attempts import REPOSITORY, Failed, Job, OutOfTime
 from benchmarks.gpu.cases import ON_CPU, ON_GPU, SHAPES, Trial
 from benchmarks.gpu.report import line, table
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "triton", "bitsandbytes", "flash-attn", "kernels")
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "triton", "bitsandbytes", "liger-kernel")
 NEEDED = ("torch", "transformers", "trl", "peft", "datasets", "safetensors", "tokenizers", "pyarrow", "numpy", "pydantic", "yaml")
 TOTAL_S = 25 * 60.0
 LEAST_S = 30.0
@@ -45,7 +45,7 @@ import json, torch
 there = torch.cuda.is_available()
 p = torch.cuda.get_device_properties(0) if there else None
 print(json.dumps({"name": p and p.name, "memory_bytes": p and p.total_memory, "capability": p and [p.major, p.minor],
-                  "torch": torch.__version__, "cuda": torch.version.cuda}))
+                  "count": torch.cuda.device_count(), "torch": torch.__version__, "cuda": torch.version.cuda}))
 """
 
 
@@ -75,6 +75,8 @@ class Session:
         missing = [name for name in trial.needs if importlib.util.find_spec(name) is None]
         if missing:
             return {"skipped": f"{', '.join(missing)} is not installed"}
+        if not self.on_cpu and trial.ranks > self.facts["gpu"]["count"]:
+            return {"skipped": f"needs {trial.ranks} GPUs, {self.facts['gpu']['count']} are here"}
         if self.deadline - time.monotonic() < LEAST_S:
             return {"skipped": "no time left"}
         root = self.scratch / trial.name
@@ -83,6 +85,8 @@ class Session:
         job: Job | None = None
         began = time.monotonic()
         try:
+            if trial.kind == "losses":
+                return self._losses(root / "losses.json", timeout_s=min(trial.budget_s, self.deadline - time.monotonic()))
             base, prepare_s = self._model(trial)
             pack, packed = self._pack(trial)
             deadline = min(time.monotonic() + trial.budget_s, self.deadline)
@@ -95,6 +99,12 @@ class Session:
             if job is not None:
                 job.kill()
             shutil.rmtree(root, ignore_errors=True)
+
+    def _losses(self, out: Path, *, timeout_s: float) -> dict[str, Any]:
+        command = [sys.executable, "-m", "benchmarks.gpu.losses", "--out", str(out), *(["--device", "cpu"] if self.on_cpu else [])]
+        subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=timeout_s)
+        body: dict[str, Any] = json.loads(out.read_text())
+        return body
 
     def _model(self, trial: Trial) -> tuple[Path, float]:
         """Written by the first case that wants it."""

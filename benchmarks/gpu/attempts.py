@@ -57,7 +57,9 @@ class Job:
             env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         self.started_at = time.time()
         with (self.root / f"log-a{self.number}").open("wb") as log:
-            command = [sys.executable, "-m", "ft_assets.training.runtime", str(path)]
+            ranks = self.spec.world_size
+            torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
+            command = [sys.executable, "-m", *torchrun, "ft_assets.training.runtime", str(path)]
             self.process = subprocess.Popen(command, env=env, cwd=self.root, stdout=log, stderr=subprocess.STDOUT)
 
     def steps(self) -> list[dict[str, Any]]:

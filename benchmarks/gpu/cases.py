@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ft_assets.training.memory import Case, estimate
 from ft_assets.training.model_shapes import NAMED, ModelShape
-from ft_assets.training.spec import Attention, CheckpointPolicy, LoraSettings, Optimization, Quantization, TrainingSpec
+from ft_assets.training.spec import Attention, CheckpointPolicy, LoraSettings, Optimization, Quantization, Strategy, TrainingSpec
 
 NEVER = 1_000_000_000
 MANY_STEPS = 100_000
@@ -32,20 +32,24 @@ class Goal:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """One case. ``speed`` is killed after its steps; ``checkpoints`` runs to its end; ``resume`` is interrupted and started again;
-    ``evaluation`` does not train."""
+    ``evaluation`` does not train, and ``losses`` computes the output layer alone."""
 
     name: str
     model: str
     adapter: Literal["lora", "qlora", "full"]
-    kind: Literal["speed", "checkpoints", "resume", "evaluation"] = "speed"
+    kind: Literal["speed", "checkpoints", "resume", "evaluation", "losses"] = "speed"
     batch: int = 1
     accumulation: int = 1
     packed: bool = True
     attention: Attention = "flash_attention_2"
+    compiled: bool = True
+    """Whether the run is long enough to compile its blocks, as far as the product compiles with this attention."""
     checkpointing: bool = False
     optimizer: str = "adamw_torch"
     max_seq_len: int = 4096
     precision: Literal["fp32", "bf16"] = "bf16"
+    ranks: int = 1
+    """GPUs, all of which share each window."""
     steps: int = 10
     """Measured ones; of ``checkpoints`` and ``resume`` all there are."""
     budget_s: float = 120.0
@@ -58,6 +62,10 @@ class Trial:
     @property
     def shape(self) -> ModelShape:
         return SHAPES[self.model]
+
+    @property
+    def strategy(self) -> Strategy:
+        return "single" if self.ranks == 1 else "ddp"
 
     def spec(self) -> TrainingSpec:
         """Steps, data and order depend on the case alone."""
@@ -80,7 +88,7 @@ class Trial:
                 accumulation_steps=self.accumulation,
                 schedule="constant",
                 optimizer=self.optimizer,
-                max_steps=self.steps if self.kind == "checkpoints" else MANY_STEPS,
+                max_steps=self.steps if self.kind == "checkpoints" else MANY_STEPS if self.compiled else WARM_UP + self.steps + 1,
             ),
             lora=None if self.adapter == "full" else LoraSettings(rank=16, alpha=32, dropout=0.05),
             quantization=Quantization() if self.adapter == "qlora" else None,
@@ -90,8 +98,9 @@ class Trial:
             precision=self.precision,
             attention=self.attention,
             gradient_checkpointing=self.checkpointing,
-            strategy="single",
-            world_size=1,
+            strategy=self.strategy,
+            world_size=self.ranks,
+            context_parallel=self.ranks,
             seed=7,
             recipe="benchmark@1",
             lock_sha256="0" * 64,
@@ -111,6 +120,9 @@ class Trial:
             optimizer=self.optimizer,
             attention=self.attention,
             gradient_checkpointing=self.checkpointing,
+            strategy=self.strategy,
+            world_size=self.ranks,
+            context_parallel=self.ranks,
             on_cpu=on_cpu,
         )
         return estimate(case, overheads=overheads).total_bytes
@@ -136,11 +148,23 @@ ON_GPU: tuple[Trial, ...] = (
     Trial(name="qlora-8b", model=MIDDLE, adapter="qlora", batch=2, accumulation=2, budget_s=120, needs=BNB),
     Trial(name="lora-8b-recomputed", model=MIDDLE, adapter="lora", batch=4, checkpointing=True, steps=6, budget_s=120),
     Trial(name="lora-8b-32k", model=MIDDLE, adapter="lora", checkpointing=True, max_seq_len=32_768, steps=4, budget_s=150),
+    *(
+        Trial(
+            name=f"lora-8b-128k-{n}", model=MIDDLE, adapter="lora", checkpointing=True, max_seq_len=131_072, steps=2, budget_s=300, ranks=n,
+        )
+        for n in (2, 8)
+    ),
     Trial(name="checkpoints-lora-8b", model=MIDDLE, adapter="lora", kind="checkpoints", batch=2, steps=8, budget_s=120),
     Trial(name="lora-8b-sdpa", model=MIDDLE, adapter="lora", batch=2, accumulation=2, steps=6, budget_s=120, **SDPA),
     Trial(
         name="lora-8b-flex", model=MIDDLE, adapter="lora", batch=2, accumulation=2, steps=6, budget_s=120, attention="flex_attention",
     ),
+    Trial(name="lora-8b-not-compiled", model=MIDDLE, adapter="lora", batch=2, accumulation=2, steps=6, budget_s=120, compiled=False),
+    Trial(
+        name="full-8b-adam8bit-not-compiled", model=MIDDLE, adapter="full", batch=2, accumulation=16, steps=2, budget_s=170,
+        optimizer="adamw_8bit", needs=BNB, compiled=False,
+    ),
+    Trial(name="losses-8b", model=MIDDLE, adapter="lora", kind="losses", budget_s=60),
     Trial(name="lora-1b", model=SMALL, adapter="lora", batch=2, accumulation=4, budget_s=90),
     Trial(name="lora-1b-sdpa", model=SMALL, adapter="lora", batch=2, accumulation=4, budget_s=90, **SDPA),
     Trial(name="lora-1b-sdpa-padded", model=SMALL, adapter="lora", batch=8, accumulation=4, packed=False, budget_s=90, **SDPA),
@@ -161,6 +185,8 @@ ON_CPU: tuple[Trial, ...] = (
     Trial(name="qlora", adapter="qlora", batch=2, needs=BNB, **_T),
     Trial(name="checkpoints-full", adapter="full", kind="checkpoints", **_T),
     Trial(name="evaluation", adapter="lora", kind="evaluation", num_items=8, **_T),
+    Trial(name="losses", adapter="lora", kind="losses", **_T),
+    Trial(name="shared-windows", adapter="lora", ranks=2, **_T),
     Trial(name="resume-lora", adapter="lora", kind="resume", batch=2, accumulation=2, **{**_T, "steps": 12}),
 )
 """The same ways through the program with a model of 0.1M parameters: numbers without a meaning, seconds each."""

@@ -71,7 +71,10 @@ def _training_files(row: Job) -> list[schemas.JobFile] | None:
 
 def _hardware(row: Job) -> Mapping[str, object] | None:
     """As planned once the spec is frozen, before that as requested."""
-    return {"num_gpus": row.num_gpus, "strategy": row.spec.get("strategy")} if row.spec else row.request.get("hardware")
+    if not row.spec:
+        return row.request.get("hardware")
+    shared = row.spec.get("context_parallel", 1)
+    return {"num_gpus": row.num_gpus, "strategy": row.spec.get("strategy")} | ({"context_parallel": shared} if shared > 1 else {})
 
 
 def _method(name: str, hyperparameters: Mapping[str, object]) -> Mapping[str, object]:

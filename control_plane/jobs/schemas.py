@@ -98,8 +98,8 @@ class CreateJob(ApiModel):
     """Several files to train on instead of `training_file`, 1 to 16 and each once, with a `weight` or `tokens`; an epoch reads each once if
     none has either. Methods `supervised` and `cpt` only."""
     hardware: JsonObject | None = None
-    """Hardware to use: `num_gpus` (1, 2, 4, 8, 16 or 32) and `strategy` (`single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`). What is
-    left out follows from the memory estimate."""
+    """Hardware to use: `num_gpus` (1, 2, 4, 8, 16 or 32), `strategy` (`single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`) and
+    `context_parallel` (1, 2, 4 or 8 GPUs that share each window). What is left out follows from the memory estimate."""
     adapter: str | None = None
     """What to train: `lora` (default), `qlora` (LoRA on a quantized base) or `full` (all parameters)."""
     auto_promote: bool | None = None
@@ -262,8 +262,8 @@ class Job(ApiModel):
     adapter: str
     """What is trained: `lora`, `qlora` or `full`."""
     hardware: JsonObject | None
-    """Hardware as `num_gpus` and `strategy`: as planned once the data is prepared, before that as requested. Null if nothing was
-    requested."""
+    """Hardware as `num_gpus`, `strategy` and, above 1, `context_parallel`: as planned once the data is prepared, before that as requested.
+    Null if nothing was requested."""
     eval_config: JsonObject | None
     """Evaluation settings as requested; null if none were given."""
     base_digest: str

@@ -245,7 +245,7 @@ def pack(
         with platform.engine.begin() as conn:
             for event in findings:
                 record(conn, job.id, event, now=platform.clock())
-    steps = spec.optimization.total_steps(num_rows=facts.num_windows, world_size=spec.world_size)
+    steps = spec.total_steps(num_rows=facts.num_windows)
     expected = expected_time.expect(platform, model, spec, num_rows=facts.num_windows, tokens_per_epoch=facts.num_tokens)
     mark_packed(platform, tenant, job_id, spec=spec, total_steps=steps, expected_s=expected.expected_s, modelled=expected.modelled)
     return Packed(

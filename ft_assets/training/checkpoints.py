@@ -76,6 +76,8 @@ class Manifest:
     created_at: float
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Counters and losses at the step. A resume continues the counters."""
+    kernels: Mapping[str, Any] = field(default_factory=dict)
+    """Of a finished model: how it was computed, each choice with its reason."""
     format: int = FORMAT
 
     @classmethod

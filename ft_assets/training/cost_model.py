@@ -103,7 +103,7 @@ def cost(case: Case, gpu_type: str, *, rows: float, tokens: float, accumulation_
 
     A step is `accumulation_steps` micro-batches.
     """
-    micro_batches = max(1.0, rows / (case.per_device_batch_size * case.world_size))
+    micro_batches = max(1.0, rows / (case.per_device_batch_size * case.data_ranks))
     each = tokens / (micro_batches * case.world_size)
     one = micro_batch_s(case, gpu_type, tokens=each, accumulation_steps=accumulation_steps)
     return Cost(setup_s=setup_s(case), steps_s=micro_batches * one)
@@ -170,7 +170,8 @@ def _unpacking_s(case: Case, speed: Speed) -> float:
 
 
 def _exchange_s(case: Case, speed: Speed, accumulation_steps: int) -> float:
-    """Seconds to gather sharded weights forward and backward and to sum gradients of trained weights over the ranks.
+    """Seconds to gather sharded weights forward and backward, to sum gradients of trained weights over the ranks, and to exchange tokens
+    between ranks that share windows.
 
     DDP and ZeRO-1 sum once a step; the others after each micro-batch, so that a rank holds only its share. Every node receives what it does
     not hold over the network of all of its GPUs; every GPU then gets it over the node's links.
@@ -181,7 +182,9 @@ def _exchange_s(case: Case, speed: Speed, accumulation_steps: int) -> float:
         return 0.0
     gathered = 0.0 if case.strategy in (*REPLICATED, "zero1", "zero2") else _passes(case) * case.shape.num_parameters * case.compute_bytes
     moved = gathered + gradients * (1.0 if gathered else 2.0)  # reduce-scattered to shards, or all-reduced to every rank
-    within = moved * (1 - 1 / world) / (LINK_SHARE * speed.link_bytes_per_s)
+    tokens = (_passes(case) + case.gradient_checkpointing) * case.shape.num_layers * case.exchanged_bytes
+    shared = tokens * (1 - 1 / case.context_parallel)
+    within = (moved * (1 - 1 / world) + shared) / (LINK_SHARE * speed.link_bytes_per_s)
     nodes = math.ceil(world / GPUS_PER_NODE)
     return max(within, moved * (1 - 1 / nodes) / (LINK_SHARE * NETWORK_BYTES_PER_S * GPUS_PER_NODE))
 

@@ -35,13 +35,14 @@ class DataOrder:
     per_device_batch_size: int
     accumulation_steps: int
     world_size: int = 1
+    """Ranks with rows of their own; those that share windows count as one."""
     shares: tuple[Share, ...] = ()
     """Sources of a mixture; empty if each row is read once an epoch."""
 
     @classmethod
     def of(cls, spec: TrainingSpec, *shard_rows: tuple[int, ...]) -> Self:
         """Returns the order of a training of `spec`; `shard_rows`: rows of the training shards of each of its packs."""
-        opt, size = spec.optimization, spec.world_size
+        opt, size = spec.optimization, spec.data_ranks
         shares = tuple(
             Share(shard_rows=rows, rows_per_epoch=source.rows_per_epoch)
             for source, rows in zip(spec.sources, shard_rows if spec.sources else (), strict=True)

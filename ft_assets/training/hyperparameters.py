@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
+from ft_assets.training.model_shapes.attention_kernels import AttentionNeeds, Device, Kernel, choose, objection
 from ft_assets.training.recipes import AdapterKind, Default, Recipe, select
 from ft_assets.training.requested_hyperparameters import (
     MAX_RANK,
@@ -29,7 +30,6 @@ from ft_assets.training.requested_hyperparameters import (
     refusal,
 )
 from ft_assets.training.spec import (
-    Attention,
     CheckpointPolicy,
     EarlyStopping,
     LoraSettings,
@@ -42,6 +42,7 @@ from ft_assets.training.spec import (
 )
 
 Precision = Literal["fp32", "bf16", "fp16"]
+CPU, PLAIN = Device(), AttentionNeeds(head_dim=128)
 OF_EVERY_RECIPE: Mapping[str, Default] = {
     "min_lr_ratio": Default(value=0.0, source="the schedules of transformers end at 0"),
     "layer_lr_decay": Default(value=1.0, source="one rate for all blocks, as every recipe's source trains"),
@@ -96,9 +97,13 @@ class Plan:
     """As requested, or by its recipe; None: the memory estimate decides."""
     strategy: Strategy | None = None
     """As requested; None: the memory estimate decides."""
+    context_parallel: int | None = None
+    """As requested: ranks that share each window; None: the memory estimate decides."""
     method_settings: Mapping[str, float | int | str] = field(default_factory=dict)
-    has_flash: bool = False
-    """Whether the GPUs of the job have kernels of flash and flex attention."""
+    device: Device = CPU
+    """The GPU of the job's pool."""
+    needs: AttentionNeeds = PLAIN
+    """What the model computes in its attention."""
 
     def value(self, name: str) -> Any:
         """As requested, else the recipe's value for this method, or that of every recipe."""
@@ -107,13 +112,10 @@ class Plan:
         return OF_EVERY_RECIPE[name].value if name in OF_EVERY_RECIPE else self.recipe.value(name, method=self.method)
 
     @property
-    def attention(self) -> Attention:
-        """As requested, else the recipe's; ``auto`` selects flash attention for packed windows on GPUs that have it."""
-        named = self.value("attention")
-        if named != "auto":
-            return cast(Attention, named)
+    def attention(self) -> Kernel:
+        """The kernel for what the request, else the recipe, says, on the GPU of the pool; ``auto`` prefers flash attention."""
         packed = methods.get(self.method).pack == "windows"
-        return "flash_attention_2" if self.has_flash and packed and self.precision != "fp32" else "sdpa"
+        return choose(str(self.value("attention")), self.needs, self.device, precision=self.precision, packed=packed).kernel
 
     @property
     def optimizer(self) -> str:
@@ -156,21 +158,20 @@ def plan(
     recipe: str | None = None,
     known: Mapping[str, Recipe] | None = None,
     hardware: Mapping[str, Any] | None = None,
-    has_bf16: bool = True,
-    has_flash: bool = False,
+    device: Device = CPU,
+    needs: AttentionNeeds = PLAIN,
     max_rank: int = MAX_RANK,
 ) -> Plan:
     """Validates `requested` and fixes what packing needs. Raises ``InvalidRequest`` (``invalid_hyperparameter``) naming the value.
 
-    `known`: recipes to choose from, by default those that ship. `has_bf16`: whether the job's GPUs compute in bfloat16 (those before Ampere
-    do not). `has_flash`: whether they have kernels of flash and flex attention (CPUs and GPUs before Ampere do not). `max_rank`: highest
-    rank that the servers load.
+    `known`: recipes to choose from, by default those that ship. `device`: the GPU of the job's pool. `needs`: what the model computes in
+    its attention. `max_rank`: highest rank that the servers load.
     """
     chosen = select(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe, known=known)
     values, gpus = checked(requested, method=method), checked_hardware(hardware)
     if (default := chosen.value("num_gpus", method=method)) != "auto":
         gpus.setdefault("num_gpus", int(default))
-    precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=has_bf16)
+    precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=device.has_bf16)
     if "init_lora_weights" in values:  # PEFT's guide to PiSSA: both would work on the base's own singular values
         values = {"dropout": 0.0, "weight_decay": 0.0} | values
     found = Plan(
@@ -183,12 +184,16 @@ def plan(
         precision=precision,
         num_gpus=gpus.get("num_gpus"),
         strategy=gpus.get("strategy"),
+        context_parallel=gpus.get("context_parallel"),
         method_settings=_method_settings(values, chosen, method),
-        has_flash=has_flash,
+        device=device,
+        needs=needs,
     )
     check_combination(_combination(found, gpus, max_rank))
-    if (attention := values.get("attention", "sdpa")) != "sdpa" and not has_flash:
-        raise refusal("attention", f"{attention} has no kernels for this hardware (requires Ampere or newer GPUs); use sdpa")
+    if (attention := values.get("attention", "sdpa")) != "sdpa":
+        packed = methods.get(method).pack == "windows"
+        if against := objection(attention, needs, device, precision=precision, packed=packed):
+            raise refusal("attention", f"{attention} {against}; use sdpa, or leave attention out")
     return found
 
 
@@ -239,6 +244,7 @@ def resolve(
     image: str = "local",
     world_size: int = 1,
     strategy: Strategy | None = None,
+    context_parallel: int = 1,
     per_device_batch_size: int | None = None,
     gradient_checkpointing: bool | None = None,
     reference: str | None = None,
@@ -251,8 +257,9 @@ def resolve(
     """
     if pack.max_seq_len > plan.max_seq_len:
         raise ValueError(f"pack {pack.fingerprint} has windows of {pack.max_seq_len} tokens, the plan allows {plan.max_seq_len}")
-    optimization = _optimization(plan, pack, world_size=world_size, fits=per_device_batch_size)
-    steps = optimization.total_steps(num_rows=pack.num_windows, world_size=world_size)
+    data_ranks = world_size // context_parallel
+    optimization = _optimization(plan, pack, world_size=data_ranks, fits=per_device_batch_size)
+    steps = optimization.total_steps(num_rows=pack.num_windows, world_size=data_ranks)
     asked = plan.requested.get("gradient_checkpointing")
     return TrainingSpec(
         method=plan.method,
@@ -278,6 +285,7 @@ def resolve(
         else gradient_checkpointing,
         strategy=_strategy(plan, strategy, world_size),
         world_size=world_size,
+        context_parallel=context_parallel,
         seed=seed,
         recipe=plan.recipe.label,
         lock_sha256=lock_sha256,
@@ -309,7 +317,7 @@ def _max_seq_len(values: Mapping[str, Any], recipe: Recipe, model: ModelFacts, *
         raise refusal(
             "max_seq_len",
             f"max_seq_len {asked} exceeds the {model.context_length} that {model.id} can take; "
-            "lower max_seq_len or choose another base model",
+            "lower max_seq_len, or choose a base model whose config.json has or scales more positions",
         )
     return asked
 

@@ -38,7 +38,7 @@ def arrival_order(spec: TrainingSpec, *shard_rows: Sequence[int], step: int) -> 
 
     `shard_rows`: rows of the training shards of each pack of `spec`. Shards are numbered through: a second pack's follow the first one's.
     """
-    position = step * spec.optimization.global_batch_size(spec.world_size)
+    position = step * spec.rows_per_step
     if not spec.sources:
         (rows,) = shard_rows
         return [shard for shard, _ in _first_reads(rows, done=position, seed=spec.seed, source=0)]

@@ -10,6 +10,7 @@ from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.methods import Limit
+from ft_assets.training.model_shapes import context_split
 
 PISSA = ("pissa", "pissa_niter_4", "pissa_niter_8", "pissa_niter_16", "pissa_niter_32")
 """Initializations of an adapter by the largest singular values of each weight: exactly, or by so many subspace iterations."""
@@ -64,6 +65,7 @@ LIMITS: Mapping[str, Limit] = {
 HARDWARE: Mapping[str, Limit] = {
     "num_gpus": Limit(kind="int", allowed=GPU_COUNTS, because="whole nodes, or parts of one that divide it"),
     "strategy": Limit(kind="word", words=("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")),
+    "context_parallel": Limit(kind="int", allowed=context_split.SIZES, because="GPUs of one node that share each window"),
 }
 
 PACK_SETTINGS = ("train_on_inputs", "packing", "safety_share")
@@ -274,12 +276,6 @@ def _precision_rules(c: Combination) -> Iterator[InvalidRequest]:
             "fp16 with adapter full loses small updates, because 16-bit weights have no float32 master copies; "
             "use bf16 or fp32, or an adapter (lora, qlora), whose weights stay in float32",
         )
-    if c.precision == "fp32" and c.requested.get("attention") == "flash_attention_2":
-        yield refusal("attention", "flash_attention_2 supports only bf16 and fp16, but precision is fp32; use sdpa, or bf16")
-    if c.requested.get("attention") == "flex_attention" and methods.get(c.method).pack != "windows":
-        yield refusal(
-            "attention", f"flex_attention requires packed windows, which method {c.method} does not use; use sdpa, or leave it out"
-        )
 
 
 def _strategy_rules(c: Combination) -> Iterator[InvalidRequest]:
@@ -296,6 +292,30 @@ def _strategy_rules(c: Combination) -> Iterator[InvalidRequest]:
     yield from _sharding_rules(str(strategy), str(c.settings["optimizer"]), c.precision, c.requested)
 
 
+def _context_rules(c: Combination) -> Iterator[InvalidRequest]:
+    size, num_gpus, strategy = c.hardware.get("context_parallel", 1), c.hardware.get("num_gpus"), c.hardware.get("strategy")
+    param = "hardware.context_parallel"
+    if size == 1:
+        return
+    if num_gpus and num_gpus % size:
+        yield _hardware_refusal(f"context_parallel {size} does not divide num_gpus {num_gpus}; use a multiple of {size} GPUs", param=param)
+    if strategy not in (None, "ddp", "fsdp2"):
+        yield _hardware_refusal(f"context_parallel {size} works with ddp and fsdp2, not {strategy}; leave strategy out", param=param)
+    noise, router = bool(c.requested.get("neftune_noise_alpha")), bool(c.requested.get("train_router"))
+    for objection in splitting_objections(method=c.method, train_router=router, noise=noise):
+        yield _hardware_refusal(f"context_parallel {size} {objection}; leave context_parallel out", param=param)
+
+
+def splitting_objections(*, method: str, train_router: bool, noise: bool) -> Iterator[str]:
+    """Yields why a training cannot split its windows over ranks, whatever the model."""
+    if methods.get(method).pack != "windows":
+        yield f"splits packed windows, and method {method} trains on {methods.get(method).pack}"
+    if train_router:
+        yield "would balance the experts over parts of a window; a trained router needs it whole"
+    if noise:
+        yield "would draw the noise of neftune_noise_alpha for parts of an example; its strength follows from the whole one"
+
+
 def _pack_rules(c: Combination) -> Iterator[InvalidRequest]:
     of = methods.get(c.method)
     for name in PACK_SETTINGS:
@@ -307,7 +327,8 @@ def _pack_rules(c: Combination) -> Iterator[InvalidRequest]:
 
 def _batch_rules(c: Combination) -> Iterator[InvalidRequest]:
     batch, per_device = c.requested.get("batch_size"), c.requested.get("per_device_batch_size")
-    rows, num_gpus = per_device or 1, c.hardware.get("num_gpus") or 1
+    rows, shared = per_device or 1, c.hardware.get("context_parallel", 1)
+    num_gpus = max(1, (c.hardware.get("num_gpus") or shared) // shared)
     if batch and batch % (num_gpus * rows):
         parts = [f"{num_gpus} ranks"] * (num_gpus > 1) + [f"micro-batches of {rows}"] * (rows > 1)
         yield refusal("batch_size", f"batch_size {batch} does not divide by {' x '.join(parts)}; use a multiple of {num_gpus * rows}")
@@ -329,6 +350,7 @@ RULES: tuple[Callable[[Combination], Iterator[InvalidRequest]], ...] = (
     _rate_rules,
     _precision_rules,
     _strategy_rules,
+    _context_rules,
     _pack_rules,
     _batch_rules,
     _stopping_rules,

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from ft_assets.training.model_shapes.attention_kernels import Kernel
 from ft_assets.typed_json import from_json
 
 
@@ -119,7 +120,7 @@ class Optimization:
     early_stopping: EarlyStopping | None = None
 
     def global_batch_size(self, world_size: int) -> int:
-        """Returns the rows per optimizer step, over all ranks and micro-batches."""
+        """Returns the rows per optimizer step, over all micro-batches of `world_size` ranks with rows of their own."""
         return self.per_device_batch_size * self.accumulation_steps * world_size
 
     def total_steps(self, *, num_rows: int, world_size: int) -> int:
@@ -139,8 +140,8 @@ class CheckpointPolicy:
     """At least 2: a crash may have torn the newest."""
 
 
-Attention = Literal["sdpa", "flash_attention_2", "flex_attention"]
-"""Attention implementation (``ft_assets.training.runtime.model.attention``); results agree to rounding."""
+Attention = Kernel
+"""Kernel that was planned; the training process takes another if this one cannot compute the model's attention on its machine."""
 Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 """How ranks share a model: single process, copies, FSDP2's sharded parameters, or DeepSpeed's stages 1 to 3."""
 
@@ -176,6 +177,8 @@ class TrainingSpec:
     strategy: Strategy
     world_size: int
     """Ranks, one per GPU."""
+    context_parallel: int = 1
+    """Adjacent ranks that share each window, all of one node; `world_size` is a multiple."""
     seed: int
     recipe: str
     """``<name>@<version>`` of the recipe that provided the defaults."""
@@ -194,6 +197,20 @@ class TrainingSpec:
         return tuple((s.pack_fingerprint, s.pack_fingerprint) for s in self.sources) or ((self.pack_fingerprint, ""),)
 
     @property
+    def rows_per_step(self) -> int:
+        """Rows of the pack in an optimizer step, over all ranks and micro-batches."""
+        return self.optimization.global_batch_size(self.data_ranks)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks, or groups of ranks that share windows, with rows of their own."""
+        return self.world_size // self.context_parallel
+
+    def total_steps(self, *, num_rows: int) -> int:
+        """Returns the optimizer steps of a run over a pack of so many rows."""
+        return self.optimization.total_steps(num_rows=num_rows, world_size=self.data_ranks)
+
+    @property
     def sha256(self) -> str:
         return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
 
@@ -203,10 +220,11 @@ class TrainingSpec:
         updates of a step, but not how the global batch is divided into micro-batches and ranks, nor the strategy. The load-balancing loss
         of a trained router is computed for each micro-batch, so the division counts then."""
         body = asdict(self)
-        body["optimization"]["global_batch_size"] = self.optimization.global_batch_size(self.world_size)
+        body["optimization"]["global_batch_size"] = self.rows_per_step
         for name in () if self.train_router else ("per_device_batch_size", "accumulation_steps"):
             del body["optimization"][name]
-        for name in ("strategy", "gradient_checkpointing") if self.train_router else ("world_size", "strategy", "gradient_checkpointing"):
+        divided = ("world_size", "context_parallel")
+        for name in ("strategy", "gradient_checkpointing", *(() if self.train_router else divided)):
             del body[name]
         return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 

@@ -19,7 +19,7 @@ def global_batch_size(spec: Mapping[str, Any]) -> int | None:
     opt = _optimization(spec)
     factors = (opt.get("per_device_batch_size"), opt.get("accumulation_steps"), spec.get("world_size"))
     known = [f for f in factors if isinstance(f, int)]
-    return math.prod(known) if len(known) == len(factors) else None
+    return math.prod(known) // int(spec.get("context_parallel") or 1) if len(known) == len(factors) else None
 
 
 def openai_hyperparameters(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:

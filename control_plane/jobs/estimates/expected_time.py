@@ -248,10 +248,10 @@ def modelled(
         per_device_batch_size=spec.optimization.per_device_batch_size, rank=spec.lora.saved_rank if spec.lora else 0,
         use_dora=spec.lora is not None and spec.lora.use_dora, dropout=spec.lora.dropout if spec.lora else 0.0,
         quantization=spec.quantization or Quantization(), attention=spec.attention, gradient_checkpointing=spec.gradient_checkpointing,
-        strategy=spec.strategy, world_size=spec.world_size, train_experts=spec.train_experts, train_router=spec.train_router,
+        strategy=spec.strategy, world_size=spec.world_size, context_parallel=spec.context_parallel,
+        train_experts=spec.train_experts, train_router=spec.train_router,
     )  # fmt: skip
-    steps = spec.optimization.total_steps(num_rows=num_rows, world_size=spec.world_size)
-    rows = steps * spec.optimization.global_batch_size(spec.world_size)
+    rows = spec.total_steps(num_rows=num_rows) * spec.rows_per_step
     tokens = tokens_per_epoch * rows / num_rows
     kind = Kind(gpu_type=gpu_type, model=model.id, way=f"{spec.method}/{spec.adapter}", num_gpus=spec.world_size)
     return kind, cost(case, gpu_type, rows=rows, tokens=tokens, accumulation_steps=spec.optimization.accumulation_steps), tokens

@@ -24,7 +24,7 @@ from ft_assets.training import cost_model, hyperparameters, memory, methods, mod
 from ft_assets.training.hyperparameters import ModelFacts, Plan
 from ft_assets.training.memory import Fit, forward_pass
 from ft_assets.training.memory.gpus import GIB
-from ft_assets.training.model_shapes import ModelShape
+from ft_assets.training.model_shapes import ModelShape, context_split
 from ft_assets.training.recipes import Recipe
 from ft_assets.training.spec import Quantization
 
@@ -33,8 +33,6 @@ CLASS_WORDS: Mapping[str, str] = {
     "large": f"adapters on models of {LARGE_MODEL_PARAMETERS / 1e9:.0f}B parameters and more",
     "full": "training of all parameters (adapter full)",
 }
-WITHOUT_BF16 = ("p100", "v100", "t4")
-"""GPU types older than Ampere begin with these names; they compute in fp16 (with loss scaling) and fp32 only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +52,7 @@ class Placed:
         return {
             "world_size": self.fit.num_gpus,
             "strategy": self.fit.strategy,
+            "context_parallel": self.fit.context_parallel,
             "per_device_batch_size": None if self.fit.gpu.is_cpu else self.fit.per_device_batch_size,
             "gradient_checkpointing": self.fit.gradient_checkpointing,
         }
@@ -83,6 +82,7 @@ def placed_in(
     """The same in any pools. `known`: the recipes to choose from, by default those that ship. `max_rank`: highest that servers load."""
     pool = pool_for(pools, tier, job_class(request.adapter, model.num_parameters))
     facts = ModelFacts(id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest)
+    shape = shape_of(model)
     plan = hyperparameters.plan(
         request.hyperparameters,
         facts,
@@ -91,11 +91,10 @@ def placed_in(
         recipe=chosen or request.recipe,
         known=known,
         hardware=request.hardware,
-        has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
-        has_flash=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
+        device=memory.GPUS[pool.gpu_type].device,
+        needs=shape.attention_needs,
         max_rank=max_rank,
     )
-    shape = shape_of(model)
     plan = unpacked_if_needed(plan, shape)
     check_frozen_parts(plan, shape)
     check_target_modules(plan, shape)
@@ -207,15 +206,16 @@ def likely_pool(platform: Platform, request: JobRequest, model: BaseModel, *, ti
 
 def _check_width(plan: Plan, pool: Pool, tier: str) -> None:
     widest = pool.widest(tier)
-    if plan.num_gpus is None or plan.num_gpus <= widest:
-        return
-    kept = f" of tier {tier} ({pool.reserved_gpus} of its {pool.total_gpus} are kept for {RESERVED_FOR})"
-    raise InvalidRequest(
-        f"hardware.num_gpus {plan.num_gpus} exceeds the {widest} that pool {pool.name} gives to a job"
-        f"{kept if widest < pool.max_gpus_per_job else ''}; ask for fewer, or leave it out",
-        code="invalid_hardware",
-        param="hardware.num_gpus",
-    )
+    for name, asked in (("num_gpus", plan.num_gpus), ("context_parallel", plan.context_parallel)):
+        if asked is None or asked <= widest:
+            continue
+        kept = f" of tier {tier} ({pool.reserved_gpus} of its {pool.total_gpus} are kept for {RESERVED_FOR})"
+        raise InvalidRequest(
+            f"hardware.{name} {asked} exceeds the {widest} that pool {pool.name} gives to a job"
+            f"{kept if widest < pool.max_gpus_per_job else ''}; ask for fewer, or leave it out",
+            code="invalid_hardware",
+            param=f"hardware.{name}",
+        )
 
 
 def shape_of(model: BaseModel) -> ModelShape:
@@ -258,6 +258,7 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         global_batch=hyperparameters.global_batch_size(plan),
         num_gpus=plan.num_gpus,
         strategy=plan.strategy,
+        context_sizes=context_sizes(plan, shape),
         fixed_batch=bool(asked) or on_cpu,
         fixed_checkpointing="gradient_checkpointing" in plan.requested,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else 0,
@@ -272,3 +273,23 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
 def _rank(plan: Plan) -> int:
     """Return the rank of the finished adapter; 0 for full parameters."""
     return plan.lora.saved_rank if plan.lora else 0
+
+
+def context_sizes(plan: Plan, shape: ModelShape) -> tuple[int, ...]:
+    """Return the numbers of GPUs that may share a window: all that the model allows, or the requested one, ``InvalidRequest`` if it does
+    not."""
+    on_cpu = plan.device.capability is None
+    against = {n: context_split.objection(shape, n, kernel=plan.attention, on_cpu=on_cpu) for n in context_split.SIZES if n > 1}
+    if (asked := plan.context_parallel) is not None:
+        if why := against.get(asked):
+            raise InvalidRequest(
+                f"hardware.context_parallel {asked}: windows of {plan.model.id} cannot be split over {asked} GPUs: {why}; leave "
+                "context_parallel out, or lower max_seq_len",
+                code="invalid_hardware",
+                param="hardware.context_parallel",
+            )
+        return (asked,)
+    noise, router = plan.value("neftune_noise_alpha") > 0, plan.trains("train_router")
+    if on_cpu or any(requested_hyperparameters.splitting_objections(method=plan.method, train_router=router, noise=noise)):
+        return (1,)
+    return (1, *(n for n, why in against.items() if why is None))

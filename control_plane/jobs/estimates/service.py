@@ -112,7 +112,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         max_seq_len=max_seq_len,
         n_epochs=epochs,
         tokens=schemas.EstimatedTokens.of(tokens, total=round(tokens.per_epoch * epochs)),
-        total_steps=spec.optimization.total_steps(num_rows=rows, world_size=spec.world_size),
+        total_steps=spec.total_steps(num_rows=rows),
         num_gpus=spec.world_size,
         gpu_type=pool.gpu_type,
         tier=tier,

@@ -38,6 +38,8 @@ class Case:
     gradient_checkpointing: bool = True
     strategy: Strategy = "single"
     world_size: int = 1
+    context_parallel: int = 1
+    """Ranks that share each window."""
     on_cpu: bool = False
 
     @property
@@ -50,8 +52,23 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Tokens that go through the model together. Every window is full; answers have the maximum length."""
-        return self.sequences * self.max_seq_len
+        """Tokens that go through the model together on one rank. Every window is full; answers have the maximum length."""
+        return -(-self.sequences * self.max_seq_len // self.context_parallel)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks, or groups of ranks that share windows, with rows of their own."""
+        return self.world_size // self.context_parallel
+
+    @property
+    def kv_size(self) -> int:
+        """Numbers per token in keys, and in values, during attention: heads are repeated if ranks that share a window outnumber them."""
+        return self.shape.kv_size * max(1, self.context_parallel // self.shape.num_kv_heads)
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes that a rank sends to those that share its windows for one pass through one layer: queries, keys, values, and the result."""
+        return self.compute_bytes * self.tokens * (2 * self.shape.q_size + 2 * self.kv_size) if self.context_parallel > 1 else 0
 
     @property
     def mask_elements(self) -> int:
@@ -88,7 +105,7 @@ class Case:
     @property
     def eager(self) -> bool:
         """Whether attention weights of all pairs of tokens are held: no fused kernel computes them (``runtime.model.attention``)."""
-        return self.shape.eager_attention and self.attention != "flex_attention"
+        return self.attention == "eager"
 
     @property
     def masked(self) -> bool:

@@ -22,7 +22,7 @@ MEANINGS: Mapping[str, str] = {
     "gradients": "gradients of trained parameters",
     "optimizer": "optimizer state of trained parameters",
     "compute_copies": "half-precision copies of float32 weights, made by autocast",
-    "gathered": "parameters and gradients of other ranks, held temporarily",
+    "gathered": "parameters, gradients and tokens of other ranks, held temporarily",
     "activations": "saved by the forward pass for the backward pass",
     "working": "gradients of activations, and the block being recomputed",
     "logits": "output layer and loss",
@@ -51,7 +51,7 @@ class MemoryEstimate:
 def estimate(case: Case, *, overheads: bool = True) -> MemoryEstimate:
     """Returns the peak of one rank. Without `overheads`, neither the device's context nor a reserve is added: tensors alone."""
     held = _held(case)
-    copies, gathered = compute_copies(case), _gathered(case)
+    copies, gathered = compute_copies(case), _gathered(case) + 2 * case.exchanged_bytes  # sent and received
     kept = 0 if case.gradient_checkpointing and case.full else copies
     forward = copies if case.on_cpu else kept  # GPUs cache no copies: ``runtime.precision``
     saved = activation_bytes(case)
@@ -189,7 +189,7 @@ def layer_activation_bytes(case: Case) -> int:
     norms = 2 * 4 * t * s.hidden + (2 * case.stream_bytes * t * s.hidden if case.full else 0)
     if s.qk_norm:
         norms += (4 + (b if case.full else 0)) * t * (s.q_size + s.kv_size)
-    keys = s.q_size if case.masked else s.kv_size
+    keys = s.q_size if case.masked else case.kv_size
     attention = b * t * (2 * s.q_size + 2 * keys) + 4 * t * s.num_heads
     mask = b * case.mask_elements if case.masked else 0
     if case.eager:

@@ -1,9 +1,10 @@
 """Finds the smallest number of GPUs for a job, the sharding strategy and the largest batch; or explains why nothing fits.
 
 1. GPU counts from small to large: a second GPU halves the time but not the cost, so more are used only for memory or on request.
-2. For a count, the strategy with the least exchange: one process or copies, then shards of the parameters.
-3. No gradient checkpointing, then with it.
-4. The largest micro-batch that divides the batch of the step.
+2. For a count, as few ranks as possible that share a window, which exchange tokens in every layer.
+3. The strategy with the least exchange: one process or copies, then shards of the parameters.
+4. No gradient checkpointing, then with it.
+5. The largest micro-batch that divides the batch of the step.
 
 Ranks that share a model agree on a stop between micro-batches, and none of them can save it alone: a sharded micro-batch must be short.
 """
@@ -21,7 +22,7 @@ from ft_assets.training.memory.gpus import GIB, Gpu
 from ft_assets.training.spec import Strategy
 
 COUNTS = (1, 2, 4, 8, 16, 32)
-LENGTHS = (32_768, 16_384, 8192, 4096, 2048, 1024, 512)
+LENGTHS = (131_072, 65_536, 32_768, 16_384, 8192, 4096, 2048, 1024, 512)
 """Sequence lengths that a refusal proposes, longest first."""
 HEADROOM = 0.05
 """Share of a GPU that an estimate leaves free for what it does not foresee, such as the lengths of one batch."""
@@ -29,6 +30,8 @@ CPU_EXCESS = 1.25
 """A CPU job is refused only if its estimate is this many times the memory: machines have swap, and other jobs end."""
 MICRO_BATCH_S = 10.0
 """Seconds of a sharded micro-batch, of the 25 within which a stop has its checkpoint; the rest is for writing it."""
+SPLITS_WINDOWS: frozenset[Strategy] = frozenset(("ddp", "fsdp2"))
+"""Strategies with which ranks may share windows; they add up the gradients of all ranks. ZeRO does too, but was not tried with it."""
 LARGE = 13_000_000_000
 """Parameters above which a node's RAM could not hold the whole model once per rank while loading: 8 x 52 GB in float32."""
 
@@ -37,6 +40,7 @@ LARGE = 13_000_000_000
 class Fit:
     num_gpus: int
     strategy: Strategy
+    context_parallel: int
     per_device_batch_size: int
     gradient_checkpointing: bool
     estimate: MemoryEstimate
@@ -52,6 +56,7 @@ class Fit:
             "gpu_bytes": self.gpu.memory_bytes or None,
             "num_gpus": self.num_gpus,
             "strategy": self.strategy,
+            "context_parallel": self.context_parallel,
             "per_device_batch_size": self.per_device_batch_size,
             "gradient_checkpointing": self.gradient_checkpointing,
             "notes": list(self.notes),
@@ -69,6 +74,8 @@ class Placement:
     num_gpus: int | None = None
     """As requested; None: as few as possible."""
     strategy: Strategy | None = None
+    context_sizes: tuple[int, ...] = (1,)
+    """Numbers of ranks that may share a window of this model; one if it was requested."""
     fixed_batch: bool = False
     fixed_checkpointing: bool = False
     memory_bytes: int = 0
@@ -86,8 +93,9 @@ class Placement:
         return self.on_cpu(replace(case, on_cpu=True)) if self.gpu.is_cpu else self.on_gpus(case)
 
     def on_cpu(self, case: Case) -> Fit:
-        world = self.num_gpus or 1
-        placed = replace(case, world_size=world, strategy=self.strategy or ("single" if world == 1 else "ddp"))
+        world = self.num_gpus or self.context_sizes[0]
+        strategy: Strategy = self.strategy or ("single" if world == 1 else "ddp")
+        placed = replace(case, world_size=world, strategy=strategy, context_parallel=self.context_sizes[0])
         found = estimate(placed)
         if self.limit and found.total_bytes * world > CPU_EXCESS * self.limit:
             raise self._refusal(placed, found)
@@ -108,7 +116,7 @@ class Placement:
             raise self._refusal_of_long_micro_batches(too_long)
         if closest is None:
             raise InvalidRequest(
-                f"batch_size {self.global_batch} is not divisible by num_gpus {self.num_gpus}; use a multiple of it",
+                f"batch_size {self.global_batch} is not divisible by num_gpus {self.num_gpus}{self._shared()}; use a multiple of it",
                 code="invalid_hyperparameter",
                 param="hyperparameters.batch_size",
             )
@@ -121,15 +129,25 @@ class Placement:
         if not self.fixed_checkpointing and not case.gradient_checkpointing:
             checkpointing.append(True)
         for count in counts:
-            if self.global_batch % (count * case.per_device_batch_size):
+            for shared in self._divided(case, count):
+                for again in checkpointing:
+                    yield replace(shared, gradient_checkpointing=again)
+
+    def _divided(self, case: Case, count: int) -> Iterator[Case]:
+        """Returns the ways to divide `case` over `count` GPUs, by ranks that share a window and by strategy."""
+        for size in self.context_sizes:
+            if count % size or self.global_batch % (count // size * case.per_device_batch_size):
                 continue
             for strategy in [self.strategy] if self.strategy else strategies(case, count):
-                for again in checkpointing:
-                    yield replace(case, world_size=count, strategy=strategy, gradient_checkpointing=again)
+                if size == 1 or strategy in SPLITS_WINDOWS:
+                    yield replace(case, world_size=count, context_parallel=size, strategy=strategy)
+
+    def _shared(self) -> str:
+        return f" over context_parallel {self.context_sizes[0]}" if self.context_sizes[0] > 1 else ""
 
     def _widened(self, case: Case) -> Fit:
         """Returns the candidate with the largest micro-batch that divides a rank's share of the batch."""
-        share = self.global_batch // case.world_size
+        share = self.global_batch // case.data_ranks
         least = case.per_device_batch_size
         sizes = [least] if self.fixed_batch else [n for n in range(share, least - 1, -1) if share % n == 0]
         for size in sizes:
@@ -149,6 +167,7 @@ class Placement:
         return Fit(
             num_gpus=case.world_size,
             strategy=case.strategy,
+            context_parallel=case.context_parallel,
             per_device_batch_size=case.per_device_batch_size,
             gradient_checkpointing=case.gradient_checkpointing,
             estimate=found,
@@ -160,6 +179,8 @@ class Placement:
         largest = max(found.parts, key=lambda name: found.parts[name])
         limit = self.limit if case.on_cpu else (1 - HEADROOM) * self.limit
         where = "this machine" if case.on_cpu else f"each GPU of {case.world_size} x {self.gpu.name}"
+        if case.context_parallel > 1:
+            where += f", of which {case.context_parallel} share a window"
         cures = self._cures(case)
         message = (
             f"{case.method} with adapter {case.adapter} at max_seq_len {case.max_seq_len} needs about {found.total_bytes / GIB:.1f} GiB on "
@@ -203,9 +224,7 @@ class Placement:
 
     def _enough_gpus(self, case: Case) -> int | None:
         """Returns a larger number of GPUs that holds the job when the parameters are sharded."""
-        more = [n for n in COUNTS if n > case.world_size and self.global_batch % n == 0]
-        sharded = strategies(case, 2)[-1]
-        wider = (replace(case, world_size=n, strategy=sharded) for n in more)
+        wider = (placed for n in COUNTS if n > case.world_size for placed in replace(self, strategy=None)._divided(case, n))
         return next((placed.world_size for placed in wider if self._fits(placed, estimate(placed))), None)
 
 

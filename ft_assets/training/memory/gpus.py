@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ft_assets.training.model_shapes.attention_kernels import Capability, Device
+
 MIB = 2**20
 GIB = 2**30
 
@@ -14,27 +16,33 @@ class Gpu:
     name: str
     memory_bytes: int
     """MiB of the board, as shown by ``nvidia-smi``; 0 for a CPU, which uses the machine's RAM."""
+    capability: Capability | None = None
+    """Compute capability (NVIDIA's table of CUDA GPUs); None for a CPU."""
 
     @property
     def is_cpu(self) -> bool:
         return self.memory_bytes == 0
 
+    @property
+    def device(self) -> Device:
+        return Device(capability=self.capability)
+
 
 GPUS: Mapping[str, Gpu] = {
-    name: Gpu(name=name, memory_bytes=mib * MIB)
-    for name, mib in {
-        "h100-80gb": 81_559,
-        "h100-94gb": 95_830,
-        "h200-141gb": 143_771,
-        "a100-40gb": 40_960,
-        "a100-80gb": 81_920,
-        "l40s-48gb": 46_068,
-        "l4-24gb": 23_034,
-        "t4-16gb": 15_360,
-        "v100-16gb": 16_384,
-        "v100-32gb": 32_768,
-        "cpu": 0,
-        "local": 0,
+    name: Gpu(name=name, memory_bytes=mib * MIB, capability=capability)
+    for name, (mib, capability) in {
+        "h100-80gb": (81_559, (9, 0)),
+        "h100-94gb": (95_830, (9, 0)),
+        "h200-141gb": (143_771, (9, 0)),
+        "a100-40gb": (40_960, (8, 0)),
+        "a100-80gb": (81_920, (8, 0)),
+        "l40s-48gb": (46_068, (8, 9)),
+        "l4-24gb": (23_034, (8, 9)),
+        "t4-16gb": (15_360, (7, 5)),
+        "v100-16gb": (16_384, (7, 0)),
+        "v100-32gb": (32_768, (7, 0)),
+        "cpu": (0, None),
+        "local": (0, None),
     }.items()
 }
 """MiB shown by ``nvidia-smi`` with ECC on, less than the name says on most boards. ``local`` is a slot of the embedded pool: a process

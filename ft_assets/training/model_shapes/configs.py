@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ft_assets.base_models import text_config
+from ft_assets.base_models import context_length, rope_types, text_config
 from ft_assets.training.model_shapes.shape import ModelShape
 
 QKV_BIAS = frozenset({"qwen2", "qwen2_moe"})
@@ -20,6 +20,8 @@ SINKS = frozenset({"gpt_oss"})
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Config keys of mixtures of experts."""
 RECURRENT = "linear_attention"
+VARYING_ROPE = ("dynamic", "longrope")
+"""Kinds of rotary scaling whose angles change with the longest position of a batch (transformers, ``dynamic_rope_update``)."""
 UNKNOWN_LAYERS = frozenset({"mamba", "conv", "recurrent", "hybrid"})
 """Kinds of layers whose sizes are not known here."""
 
@@ -46,7 +48,7 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
             intermediate=int(config.get("intermediate_size_mlp") or config.get("intermediate_size") or 0) or _missing("intermediate_size"),
             vocab=int(config["vocab_size"]),
             tied_embeddings=bool(config.get("tie_word_embeddings")),
-            context_length=int(config.get("max_position_embeddings") or 0),
+            context_length=context_length(config),
             qkv_bias=bias or family in QKV_BIAS,
             o_bias=bias,
             mlp_bias=bool(config.get("mlp_bias") or False),
@@ -56,7 +58,10 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
             fused_projections=family in FUSED,
             gated_attention=family in GATED,
             sinks=family in SINKS,
-            eager_attention=family in SINKS or (family in SOFT_CAPS and bool(config.get("attn_logit_softcapping"))),
+            soft_caps=family in SOFT_CAPS and bool(config.get("attn_logit_softcapping")),
+            chunked_attention=bool(config.get("attention_chunk_size")),
+            attention_dropout=bool(config.get("attention_dropout")),
+            varying_rope=next((kind for kind in VARYING_ROPE if kind in rope_types(config)), ""),
             max_packed_len=max_packed_len(config),
             **_recurrent(config, family, layers, kinds),
             **_experts(config, family, layers),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ft_assets.training.model_shapes.attention_kernels import AttentionNeeds
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
@@ -53,14 +55,28 @@ class ModelShape:
     expert_bias: bool = False
     sinks: bool = False
     """One more parameter per head: attention that goes to no token."""
-    eager_attention: bool = False
-    """Attention that the fused kernels do not compute (soft caps, sinks): its weights are held for every pair of tokens."""
+    soft_caps: bool = False
+    """Attention scores are capped before the softmax."""
+    chunked_attention: bool = False
+    """Layers whose tokens see only those of their chunk of a window."""
+    attention_dropout: bool = False
+    varying_rope: str = ""
+    """Scaling of rotary positions that depends on the longest example of a batch."""
     max_packed_len: int | None = None
     """Longest window in which examples may share; 0: none, because a state passes from one to the next; None: any length."""
     other_parameters: int = 0
     """Frozen parameters outside the text decoder, such as those of an image encoder."""
     assumed: bool = False
     """The model's own shape is unknown; this is a similar one of at least its size."""
+
+    @property
+    def attention_needs(self) -> AttentionNeeds:
+        return AttentionNeeds(
+            head_dim=self.head_dim,
+            extra="soft caps" if self.soft_caps else "sinks" if self.sinks else "",
+            layers="recurrent" if self.num_recurrent_layers else "chunked" if self.chunked_attention else "",
+            dropout=self.attention_dropout,
+        )
 
     @property
     def q_size(self) -> int:

@@ -122,6 +122,8 @@ def _check_adapter(spec: TrainingSpec) -> None:
     full, quantized = spec.adapter == "full", spec.adapter == "qlora"
     if full != (spec.lora is None) or quantized != (spec.quantization is not None):
         raise BadSpec(f"adapter {spec.adapter!r} is inconsistent with lora {spec.lora} and quantization {spec.quantization}")
+    if spec.world_size % spec.context_parallel:
+        raise BadSpec(f"context_parallel {spec.context_parallel} does not divide the {spec.world_size} ranks; use a divisor")
     if (spec.strategy == "single") != (spec.world_size == 1) and not spec.strategy.startswith("zero"):
         raise BadSpec(f"strategy {spec.strategy!r} is not valid for {spec.world_size} ranks; use single for exactly one rank")
 

@@ -173,7 +173,7 @@ class Loop:
             self.progress.touch()
 
     def _collate(self, step: int) -> list[Batch]:
-        rank = self.strategy.rank
+        rank = self.strategy.rank // self.spec.context_parallel
         return [self.objective.collate(self.order.micro_batch(step, n, rank)) for n in range(self.order.accumulation_steps)]
 
     def _step(self, data: StepData) -> None:

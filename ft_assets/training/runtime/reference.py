@@ -268,11 +268,12 @@ class Model:
         from transformers import AutoConfig
 
         from ft_assets.training.runtime.model import decoder
-        from ft_assets.training.runtime.model.attention import exact
+        from ft_assets.training.runtime.model.attention import chosen
 
         try:
-            kind = exact(attention, AutoConfig.from_pretrained(directory, trust_remote_code=False))
-            loaded: Any = decoder.load(directory, dtype=dtype, attn_implementation=kind, **options)
+            config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+            kernel = chosen(attention, self._device, config, precision=precision, packed=False).kernel
+            loaded: Any = decoder.load(directory, dtype=dtype, attn_implementation=kernel, **options)
         except (OSError, ValueError, ImportError) as e:
             raise BadInput(f"base model in {directory} cannot be loaded: {e}", code="base_model_unavailable") from e
         if split:

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -27,15 +27,16 @@ from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.loop import Loop, RunState
 from ft_assets.training.runtime.model import pissa, precision
 from ft_assets.training.runtime.model.compilation import compile_blocks
-from ft_assets.training.runtime.model.weights import load_base, require_finite, start_warm
+from ft_assets.training.runtime.model.weights import choice_of_attention, load_base, require_finite, start_warm
 from ft_assets.training.runtime.objectives import Ingredients, Objective
 from ft_assets.training.runtime.pack_loader import Pack
-from ft_assets.training.runtime.parallel import Strategy, checkpoint_exchange
+from ft_assets.training.runtime.parallel import Strategy, checkpoint_exchange, split_windows
+from ft_assets.training.runtime.parallel.split_windows import Context
 from ft_assets.training.runtime.run_errors import BadInput
 from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress
 from ft_assets.training.runtime.stop_request import StopRequest
 from ft_assets.training.runtime.topology import Topology
-from ft_assets.training.spec import RunFile
+from ft_assets.training.spec import RunFile, TrainingSpec
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +51,10 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     strategy = parallel.build(spec)
     with spans.span("load"):
         strategy.start()
-        objective = build_objective(run_file, pack, strategy, touch=progress.touch)
+        objective = build_objective(run_file, pack, strategy, context=split_windows.join(spec), touch=progress.touch)
     order = DataOrder.of(spec, *pack.train.rows_of_packs)
-    progress.total_steps = spec.optimization.total_steps(num_rows=order.num_rows, world_size=spec.world_size)
-    compiled = compile_blocks(objective.model, spec, total_steps=progress.total_steps)
+    progress.total_steps = spec.total_steps(num_rows=order.num_rows)
+    kernels = _kernels(objective.model, spec, strategy.device, total_steps=progress.total_steps)
     strategy.wrap(objective.model, total_steps=progress.total_steps)
 
     heartbeat.enter("self_test")
@@ -88,10 +89,10 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     with spans.span("final"):
         kept = _return_to_best(run_file, strategy, saver, loop)
         require_finite(objective.model)
-        _write_final(run_file, strategy, saver.here, progress, kept)
+        _write_final(run_file, strategy, saver.here, progress, kept, kernels)
     return {
         "self_test": dict(tested),
-        "compiled_blocks": compiled,
+        "kernels": kernels,
         "resumed_from": resumed,
         "ended_early": progress.ended_early,
         "kept_step": kept,
@@ -102,19 +103,37 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     }
 
 
-def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy, *, touch: Callable[[], None] = lambda: None) -> Objective:
-    """Builds the method's objective over the loaded base model, with the initial weights."""
-    spec = run_file.spec
-    base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device, load_part=strategy.load_part)
+def _kernels(model: Any, spec: TrainingSpec, device: torch.device, *, total_steps: int) -> dict[str, Any]:
+    """Compiles blocks where that pays, and returns how this run computes, each choice with its reason."""
+    chosen = choice_of_attention(spec, device, model.config)
+    compiled = compile_blocks(model, spec, device, total_steps=total_steps)
+    found = {
+        "attention": chosen.kernel,
+        "attention_reason": chosen.reason,
+        "compiled_blocks": compiled.blocks,
+        "compiled_blocks_reason": compiled.reason,
+        "context_parallel": spec.context_parallel,
+    }
+    log.info("kernels: %s", ", ".join(f"{name} {value}" for name, value in found.items()))
+    return found
+
+
+def build_objective(
+    run_file: RunFile, pack: Pack, strategy: Strategy, *, context: Context | None = None, touch: Callable[[], None] = lambda: None
+) -> Objective:
+    """Builds the method's objective over the loaded base model, with the initial weights. `context`: ranks that share windows with this
+    one."""
+    spec, device = run_file.spec, strategy.device
+    base, tokenizer = load_base(run_file.base_model_dir, spec, device=device, load_part=strategy.load_part, context=context)
     module, _, name = methods.get(spec.method).objective.partition(":")
     build = getattr(importlib.import_module(module), name)
     set_seed(spec.seed)  # seeds the adapter's initial weights
-    given = Ingredients(run=run_file, spec=spec, pack=pack, base=base, tokenizer=tokenizer, device=strategy.device)
+    given = Ingredients(run=run_file, spec=spec, pack=pack, base=base, tokenizer=tokenizer, device=device, context=context)
     objective = cast(Objective, build(given))
     if spec.lora is not None:
         pissa.begin(objective.model, spec.lora, touch=touch)
     start_warm(objective.model, run_file)
-    precision.leave_casts_to_autocast(objective.model, spec, strategy.device)
+    precision.leave_casts_to_autocast(objective.model, spec, device)
     return objective
 
 
@@ -192,7 +211,7 @@ def _return_to_best(run_file: RunFile, strategy: Strategy, saver: Saver, loop: L
     return int(best or 0)
 
 
-def _write_final(run_file: RunFile, strategy: Strategy, here: Topology, progress: Progress, step: int) -> None:
+def _write_final(run_file: RunFile, strategy: Strategy, here: Topology, progress: Progress, step: int, kernels: Mapping[str, Any]) -> None:
     spec = run_file.spec
     target = run_file.work_dir / "final"
     draft = checkpoints.begin(target, token=f"a{run_file.attempt}") if here.node == 0 else target  # only rank 0 writes
@@ -202,5 +221,6 @@ def _write_final(run_file: RunFile, strategy: Strategy, here: Topology, progress
     if spec.lora is not None:
         pissa.finish(draft, spec.lora)
     facts = {"step": step, "attempt": run_file.attempt, "created_at": time.time(), "metrics": {"num_tokens": progress.num_tokens}}
+    facts["kernels"] = kernels
     manifest = checkpoints.Manifest.of(spec, required=FINAL_PARTS["model" if spec.adapter == "full" else "adapter"], **facts)
     checkpoints.seal(draft, target, manifest)

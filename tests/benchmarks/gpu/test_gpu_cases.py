@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import measure, models
+from benchmarks.gpu import losses, measure, models
 from benchmarks.gpu.__main__ import chosen
 from benchmarks.gpu.attempts import Failed, Job
 from benchmarks.gpu.cases import ON_CPU, ON_GPU, SHAPES, TINY, WARM_UP, Trial
@@ -19,13 +19,14 @@ from ft_assets.training import model_shapes
 from ft_assets.training.memory import GPUS, Case, estimate
 from ft_assets.training.runtime import pack_loader
 from ft_assets.training.runtime.__main__ import _check_adapter
+from ft_assets.training.runtime.model.compilation import WORTH_FLOPS
 from ft_assets.training.spec import TrainingSpec
 
 CASES = [*ON_GPU, *ON_CPU]
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 RESULTS = [r for file in sorted(BENCHMARKS.glob("gpu_h*.json")) for r in json.loads(file.read_text())["results"]]
 MEASURED = [r for r in RESULTS if "peak_gib" in r]
-SINCE_MEASURED = {"sources": [], "train_experts": True, "train_router": False}
+SINCE_MEASURED = {"sources": [], "train_experts": True, "train_router": False, "context_parallel": 1}
 """Fields of a spec that the measured ones lack, as they trained."""
 PEAKS = {r["name"]: int(r["peak_gib"] * 2**30) for r in MEASURED}
 
@@ -44,7 +45,7 @@ def test_the_spec_of_a_case_is_one_that_the_training_process_takes(trial: Trial)
         assert trial.steps < spec.optimization.total_steps(num_rows=100, world_size=1)
 
 
-@pytest.mark.parametrize("trial", [t for t in ON_GPU if t.kind != "evaluation"], ids=lambda t: t.name)
+@pytest.mark.parametrize("trial", [t for t in ON_GPU if t.kind not in ("evaluation", "losses")], ids=lambda t: t.name)
 def test_each_case_fits_an_h200_by_the_estimate_or_did(trial: Trial) -> None:
     """Compiled blocks save less than the estimate says."""
     needed = PEAKS.get(trial.name, trial.estimated_bytes(on_cpu=False, overheads=True))
@@ -102,6 +103,22 @@ def test_speed_leaves_the_warm_up_out() -> None:
     }  # fmt: skip
     assert measure.met(trial, measure.throughput(lines))["goal"] == {"metric": "tokens_per_s", "at_least": 14_000, "met": False}
     assert measure.memory(trial, lines, on_cpu=False)["estimate_error"] > 1
+
+
+@pytest.mark.parametrize("trial", [t for t in ON_GPU if t.kind == "speed" and t.ranks == 1], ids=lambda t: t.name)
+def test_a_case_is_long_enough_to_compile_its_blocks_or_too_short(trial: Trial) -> None:
+    spec, shape = trial.spec(), trial.shape
+    trained = shape.lora_parameters(16) if spec.lora else shape.num_parameters
+    tokens = spec.optimization.total_steps(num_rows=100, world_size=1) * spec.rows_per_step * spec.max_seq_len
+    assert ((4 * shape.num_parameters + 2 * trained) * tokens > WORTH_FLOPS) == trial.compiled
+
+
+def test_the_measured_losses_of_an_h200_keep_the_slices() -> None:
+    """Figures of docs/gpu.md."""
+    found = {"slices, frozen layer": 24.7, "liger, frozen layer": 20.3, "slices, trained layer": 51.9, "liger, trained layer": 38.0}
+    verdict = losses.verdict({name: {"ms": ms} for name, ms in found.items()})
+    assert verdict == {"frozen": {"saved_share": 0.0082, "worth_it": False}, "trained": {"saved_share": 0.0186, "worth_it": False}}
+    assert losses.verdict({name: {"ms": 1.0} for name in found if "liger" not in name}) == {}
 
 
 def test_a_case_that_failed_is_told_with_its_reason(tmp_path: Path) -> None:

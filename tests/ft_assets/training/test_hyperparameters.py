@@ -10,9 +10,11 @@ import pytest
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods, recipes
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan, global_batch_size, plan, resolve
+from ft_assets.training.model_shapes.attention_kernels import Device
 from ft_assets.training.spec import EarlyStopping, Quantization, TrainingSpec, WarmStart
 from ft_assets.training.stored_specs import openai_hyperparameters
 
+TURING = Device(capability=(7, 5))
 DEMO = ModelFacts(id="demo-llama-3m", num_parameters=3_000_000, context_length=512, digest="d" * 64)
 SMALL = ModelFacts(id="llama-8b", num_parameters=8_030_000_000, context_length=131072, digest="e" * 64)
 LARGE = ModelFacts(id="llama-70b", num_parameters=70_600_000_000, context_length=131072, digest="f" * 64)
@@ -24,7 +26,7 @@ def pack(**changes: Any) -> PackFacts:
 
 
 def spec(requested: dict[str, Any], model: ModelFacts = DEMO, facts: PackFacts | None = None, **others: Any) -> TrainingSpec:
-    planned = {name: others.pop(name) for name in ("method", "adapter", "recipe", "hardware", "has_bf16") if name in others}
+    planned = {name: others.pop(name) for name in ("method", "adapter", "recipe", "hardware", "device", "needs") if name in others}
     arguments = {"seed": 1, "lock_sha256": "0" * 64, "commit": "c" * 40, **others}
     return resolve(plan(requested, model, **planned), facts or pack(), **arguments)
 
@@ -172,9 +174,9 @@ def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(wi
         ({"train_experts": True}, "adapters leave experts and routers as they are"),
         ({"train_router": True}, "leave it out, or use full"),
         ({"train_experts": "all"}, "true or false"),
-        ({"attention": "flash_attention_2"}, "only bf16 and fp16"),
-        ({"attention": "flex_attention"}, "flex_attention has no kernels for this hardware"),
-        ({"attention": "flash_attention_2", "precision": "bf16"}, "flash_attention_2 has no kernels for this hardware"),
+        ({"attention": "flash_attention_2"}, "flash_attention_2 has no kernels for a CPU; use sdpa"),
+        ({"attention": "flex_attention"}, "flex_attention has no kernels for a CPU"),
+        ({"attention": "flash_attention_2", "precision": "bf16"}, "flash_attention_2 has no kernels for a CPU"),
         ({"learning_rate": 1e-3, "learning_rate_multiplier": 2}, "keep one"),
     ],
 )
@@ -205,7 +207,13 @@ QLORA, FULL = {"adapter": "qlora"}, {"adapter": "full"}
         ({}, {"hardware": {"strategy": "ddp", "num_gpus": 1}}, "hardware.strategy", "2 or more"),
         ({}, {"hardware": {"num_gpus": 3}}, "hardware.num_gpus", "one of 1, 2, 4, 8, 16, 32"),
         ({}, {"hardware": {"num_gpus": True}}, "hardware.num_gpus", "one of 1, 2"),
-        ({}, {"hardware": {"gpus": 2}}, "hardware.gpus", "known are num_gpus, strategy"),
+        ({}, {"hardware": {"gpus": 2}}, "hardware.gpus", "known are num_gpus, strategy, context_parallel"),
+        ({}, {"hardware": {"context_parallel": 3}}, "hardware.context_parallel", "one of 1, 2, 4, 8"),
+        ({}, {"hardware": {"context_parallel": 4, "num_gpus": 2}}, "hardware.context_parallel", "does not divide num_gpus 2"),
+        ({}, {"hardware": {"context_parallel": 2, "strategy": "zero2"}}, "hardware.context_parallel", "not zero2; leave strategy out"),
+        ({}, {"hardware": {"context_parallel": 2}, "method": "dpo"}, "hardware.context_parallel", "method dpo trains on pairs"),
+        ({"train_router": True}, FULL | {"hardware": {"context_parallel": 2}}, "hardware.context_parallel", "a trained router"),
+        ({"batch_size": 3}, {"hardware": {"num_gpus": 8, "context_parallel": 4}}, "hyperparameters.batch_size", "multiple of 2"),
         ({}, {"hardware": {"strategy": "fsdp"}}, "hardware.strategy", "one of single, ddp"),
         ({"batch_size": 6}, {"hardware": {"num_gpus": 4}}, "hyperparameters.batch_size", "multiple of 4"),
         ({"optimizer": "adamw_8bit"}, {"hardware": {"strategy": "zero1"}}, "hyperparameters.optimizer", "adamw_torch"),
@@ -219,7 +227,7 @@ QLORA, FULL = {"adapter": "qlora"}, {"adapter": "full"}
         ({"loss_type": "ppo"}, {"method": "dpo"}, "hyperparameters.loss_type", "one of sigmoid"),
         ({"label_smoothing": 0.5}, {"method": "dpo"}, "hyperparameters.label_smoothing", "at most 0.49"),
         ({"label_smoothing": 0.1, "loss_type": "ipo"}, {"method": "dpo"}, "hyperparameters.label_smoothing", "use sigmoid or robust"),
-        ({"precision": "bf16"}, {"has_bf16": False}, "hyperparameters.precision", "use fp16"),
+        ({"precision": "bf16"}, {"device": TURING}, "hyperparameters.precision", "use fp16"),
     ],
 )  # fmt: skip
 def test_a_bad_combination_is_refused_with_the_reason_and_the_next_step(
@@ -353,10 +361,10 @@ def test_fp16_is_refused_where_gradients_are_shared_out() -> None:
 
 
 def test_gpus_without_bf16_train_adapters_in_fp16_and_all_parameters_in_fp32() -> None:
-    assert spec({}, SMALL, has_bf16=False).precision == "fp16"
-    assert spec({}, SMALL, has_bf16=False, **QLORA).precision == "fp16"
-    assert spec({}, SMALL, has_bf16=False, **FULL).precision == "fp32"
-    assert spec({}, DEMO, has_bf16=False).precision == "fp32"
+    assert spec({}, SMALL, device=TURING).precision == "fp16"
+    assert spec({}, SMALL, device=TURING, **QLORA).precision == "fp16"
+    assert spec({}, SMALL, device=TURING, **FULL).precision == "fp32"
+    assert spec({}, DEMO, device=TURING).precision == "fp32"
 
 
 def test_quantization_is_nf4_twice_unless_asked() -> None:

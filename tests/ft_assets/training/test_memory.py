@@ -37,10 +37,11 @@ def placed(model: str, adapter: str, **fields: Any) -> Fit:
 
 def fit(
     shape: ModelShape, *, gpu: str = "h100-80gb", max_gpus: int = 32, global_batch: int = 64, num_gpus: int | None = None,
-    strategy: Any = None, memory_bytes: int = 0, **fields: Any,
+    strategy: Any = None, memory_bytes: int = 0, context_sizes: tuple[int, ...] = (1,), **fields: Any,
 ) -> Fit:  # fmt: skip
     place = Placement(
         gpu=GPUS[gpu], max_gpus=max_gpus, global_batch=global_batch, num_gpus=num_gpus, strategy=strategy, memory_bytes=memory_bytes,
+        context_sizes=context_sizes,
         micro_batch_s=lambda tried: micro_batch_s(tried, gpu, tokens=tried.tokens),
         fixed_batch="per_device_batch_size" in fields, fixed_checkpointing="gradient_checkpointing" in fields,
     )  # fmt: skip
@@ -235,6 +236,34 @@ def test_a_refusal_for_length_names_the_length_that_fits() -> None:
     assert placed("llama-3.1-8b", "lora", gpu="l4-24gb", max_gpus=1, max_seq_len=length)
     with pytest.raises(InvalidRequest):
         placed("llama-3.1-8b", "lora", gpu="l4-24gb", max_gpus=1, max_seq_len=2 * length)
+
+
+LONG: dict[str, Any] = {"max_seq_len": 131_072, "attention": "flash_attention_2", "global_batch": 8, "max_gpus": 8}
+SHARED = (1, 2, 4, 8)
+
+
+def test_a_window_that_no_gpu_holds_is_shared_by_as_few_as_hold_it() -> None:
+    with pytest.raises(InvalidRequest, match=r"needs about 1\d\d\.\d GiB on each GPU of 8 x h100-80gb .* lower max_seq_len to 65536"):
+        placed("llama-3.1-8b", "lora", **LONG)
+    found = placed("llama-3.1-8b", "lora", context_sizes=SHARED, **LONG)
+    assert (found.num_gpus, found.context_parallel, found.strategy) == (2, 2, "ddp")
+    assert placed("llama-3.1-8b", "lora", context_sizes=SHARED, **LONG | {"max_seq_len": 65_536}).num_gpus == 1
+    smaller = placed("llama-3.1-8b", "lora", gpu="a100-40gb", context_sizes=SHARED, **LONG)
+    assert (smaller.num_gpus, smaller.context_parallel) == (8, 8)
+    full = placed("llama-3.1-8b", "full", context_sizes=SHARED, **LONG)
+    assert (full.num_gpus, full.context_parallel, full.strategy) == (8, 8, "fsdp2")
+    with pytest.raises(InvalidRequest, match=r"8 x l4-24gb.*lower max_seq_len to 32768"):
+        placed("llama-3.1-8b", "lora", gpu="l4-24gb", context_sizes=SHARED, **LONG)
+
+
+def test_ranks_that_share_a_window_hold_their_part_of_its_tokens_and_buffers_for_the_exchange() -> None:
+    whole = case(max_seq_len=4096, attention="flash_attention_2", strategy="ddp", world_size=4)
+    split = replace(whole, context_parallel=4)
+    assert (whole.tokens, split.tokens, split.data_ranks) == (4096, 1024, 1)
+    parts = {name: (estimate(whole).parts[name], estimate(split).parts[name]) for name in ("activations", "weights", "gathered")}
+    assert parts["activations"][0] == 4 * parts["activations"][1] and parts["weights"][0] == parts["weights"][1]
+    assert parts["gathered"] == (0, 2 * 2 * 1024 * (2 * 4096 + 2 * 1024)), "sent and received: queries, keys, values and the result"
+    assert replace(split, context_parallel=16).kv_size == 2 * split.shape.kv_size
 
 
 def test_a_sharded_micro_batch_is_short_enough_for_a_stop() -> None:

@@ -1,12 +1,15 @@
 """Shapes of models: counted parameters are the published ones."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ft_assets.base_models import count_parameters
 from ft_assets.training import model_shapes
+from ft_assets.training.model_shapes import context_split
 
 DEMO = Path(__file__).parents[3] / "examples" / "demo" / "base_model"
 
@@ -76,6 +79,43 @@ def test_a_config_gives_biases_norms_and_head_size_of_its_family() -> None:
     qwen3 = model_shapes.from_config(config | {"model_type": "qwen3", "head_dim": 32})
     assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.head_dim, qwen2.num_kv_heads) == (True, False, 16, 4)
     assert (qwen3.qk_norm, qwen3.q_size) == (True, 128)
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions", "varying"),
+    [
+        ({}, 32_768, ""),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}}, 131_072, ""),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5, "original_max_position_embeddings": 8192}}, 32_768, ""),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}}, 32_768, ""),
+        ({"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 4096}}, 32_768, "longrope"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}, "sliding_attention": {}}}, 32_768, "dynamic"),
+    ],
+)
+def test_positions_are_those_that_the_config_has_or_scales(rope: dict[str, Any], positions: int, varying: str) -> None:
+    config = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+    shape = model_shapes.from_config({"model_type": "llama", "max_position_embeddings": 32_768, **config, **rope})
+    assert (shape.context_length, shape.varying_rope) == (positions, varying)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "given", "why"),
+    [
+        ({}, 8, {}, None),
+        ({}, 8, {"kernel": "sdpa", "on_cpu": True}, None),
+        ({}, 2, {"kernel": "sdpa"}, "they need flash_attention_2, and its attention is computed by sdpa here"),
+        ({"num_kv_heads": 2}, 8, {}, None),
+        ({"num_heads": 28, "num_kv_heads": 4}, 8, {}, "its 28 attention heads do not divide by 8"),
+        ({"num_kv_heads": 6, "num_heads": 36}, 4, {}, "its 6 heads of keys and 4 ranks do not divide by each other"),
+        ({"soft_caps": True}, 2, {"kernel": "flex_attention"}, "its attention has soft caps"),
+        ({"num_recurrent_layers": 4}, 2, {}, "it has recurrent layers, which read a window from its start"),
+        ({"varying_rope": "longrope"}, 2, {}, "its rotary positions (longrope) depend on the longest example of a batch"),
+    ],
+)
+def test_windows_are_split_where_that_is_exact(changes: dict[str, Any], size: int, given: dict[str, Any], why: str | None) -> None:
+    shape = replace(model_shapes.NAMED["llama-3.1-8b"], **changes)
+    where: dict[str, Any] = {"kernel": "flash_attention_2", "on_cpu": False}
+    assert context_split.objection(shape, size, **where | given) == why
 
 
 def test_unknown_layers_compressed_keys_and_a_config_without_sizes_are_refused_by_name(tmp_path: Path) -> None:

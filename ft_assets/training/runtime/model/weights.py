@@ -14,7 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig
 
+from ft_assets.training import methods
+from ft_assets.training.model_shapes import context_split, from_config
+from ft_assets.training.model_shapes.attention_kernels import Choice
 from ft_assets.training.runtime.model import attention, decoder
+from ft_assets.training.runtime.parallel.split_windows import Context
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec, Diverged
 from ft_assets.training.spec import Quantization, RunFile, TrainingSpec
 
@@ -28,11 +32,19 @@ class PartLoader(Protocol):
     def __call__(self, directory: Path, *, dtype: torch.dtype, attention: str) -> Any | None: ...
 
 
-def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, load_part: PartLoader | None = None) -> tuple[Any, Any]:
+def load_base(
+    directory: Path,
+    spec: TrainingSpec,
+    *,
+    device: torch.device,
+    load_part: PartLoader | None = None,
+    context: Context | None = None,
+) -> tuple[Any, Any]:
     """Loads the frozen or trainable base model and its tokenizer. Safetensors only; no code of the repository is run.
 
     A trainable base is held in float32 and computed in the spec's precision: half-precision weights lose updates smaller than a 256th of
     themselves. A frozen one is held in the spec's precision, or in 4 bits. `load_part` returns it in the parts of sharded ranks, or None.
+    `context`: ranks that share windows with this one.
     """
     dtype = torch.float32 if spec.adapter == "full" else DTYPES[spec.precision]
     options: dict[str, Any] = {}
@@ -42,7 +54,9 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, load
         options = quantized(spec.quantization, dtype=dtype, device=device)
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-        implementation = attention.prepare(spec.attention, device, max_seq_len=spec.max_seq_len, config=config)
+        choice = choice_of_attention(spec, device, config)
+        _require_splittable(spec, config, choice, device)
+        implementation = attention.register(choice, max_seq_len=spec.max_seq_len, context=context)
         model: Any = None if load_part is None else load_part(directory, dtype=dtype, attention=implementation)
         if model is None:
             model = decoder.load(directory, dtype=dtype, attn_implementation=implementation, **options)
@@ -66,6 +80,20 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, load
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
     return model, tokenizer
+
+
+def choice_of_attention(spec: TrainingSpec, device: torch.device, config: Any) -> Choice:
+    """Returns the attention kernel of a run for a model of `config`, and why."""
+    packed = methods.get(spec.method).pack == "windows"
+    return attention.chosen(spec.attention, device, config, precision=spec.precision, packed=packed)
+
+
+def _require_splittable(spec: TrainingSpec, config: Any, choice: Choice, device: torch.device) -> None:
+    if (size := spec.context_parallel) == 1:
+        return
+    why = context_split.objection(from_config(config.to_dict()), size, kernel=choice.kernel, on_cpu=device.type == "cpu")
+    if why is not None:
+        raise BadSpec(f"windows of {spec.base_model} cannot be split over {size} ranks: {why}; set context_parallel to 1")
 
 
 def _require_balance(model: Any) -> None:

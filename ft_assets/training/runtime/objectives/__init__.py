@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ft_assets.training.runtime.pack_loader import Pack
+from ft_assets.training.runtime.parallel.split_windows import Context
 from ft_assets.training.runtime.run_errors import BadExample
 from ft_assets.training.spec import RunFile, TrainingSpec
 
@@ -75,6 +76,8 @@ class Ingredients:
     """Loaded base model, quantized if the spec says so, without an adapter."""
     tokenizer: Any
     device: torch.device
+    context: Context | None = None
+    """Ranks that share windows with this one, if any do."""
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:

@@ -76,8 +76,9 @@ class Tokens:
     def __init__(self, given: Ingredients, model: Any) -> None:
         self.model = model
         self._spec, self._device = given.spec, given.device
-        self._joined = attention.of(given.base) == attention.VARLEN
-        self._filled = attention.window_length(given.spec.attention, given.spec.max_seq_len)
+        self._joined = attention.of(given.base) in attention.JOINED
+        self._context = given.context
+        self._filled = attention.window_length(attention.of(given.base), given.spec.max_seq_len)
         self._balances = given.spec.train_router
         alpha = given.spec.optimization.neftune_noise_alpha
         self._noise = EmbeddingNoise(decoder.text_decoder(given.base).get_input_embeddings(), alpha) if alpha else None
@@ -99,7 +100,11 @@ class Tokens:
             batch["sources"] = torch.from_numpy(np.repeat([self._pack_of(r) for r in rows], [num_scored(w) for w in windows]))
         if self._noise is not None:
             batch["lengths"] = torch.from_numpy(example_lengths(batch["position_ids"].numpy()))
-        return batch
+        return self._part(batch)
+
+    def _part(self, batch: Batch) -> Batch:
+        """Returns this rank's part of the batch, if ranks share windows."""
+        return batch if self._context is None else self._context.part(batch)
 
     def weight(self, batch: Batch) -> float:
         return float((batch["labels"][:, 1:] != -100).sum())
@@ -124,8 +129,8 @@ class Tokens:
         return share
 
     def metrics(self) -> Mapping[str, float]:
-        accuracy = float(self._correct) / self._labelled if self._labelled else 0.0
-        found = {"mean_token_accuracy": accuracy, "num_trained_tokens": float(self._labelled)}
+        correct, labelled = reduce_sum([float(self._correct), float(self._labelled)], self._device)
+        found = {"mean_token_accuracy": correct / labelled if labelled else 0.0, "num_trained_tokens": labelled}
         self._correct.zero_()
         self._labelled = 0
         return found if self._by_source is None else found | self._by_source.take("loss")
@@ -144,9 +149,11 @@ class Tokens:
             for row in range(self._validation.num_rows):
                 if stop():
                     return {}
-                scores = self._scores(model, self.collate_windows([self._validation.window(row)]))
+                scores = self._scores(model, self._part(self.collate_windows([self._validation.window(row)])))
                 loss, scored = -scores["log_probs"].double().sum().item(), len(scores["log_probs"])
                 sums[self._validation_packs[row] if by_source else 0] += (loss, scored)
+        if self._context is not None:
+            sums = self._context.sum(torch.from_numpy(sums).to(self._device)).cpu().numpy()
         means = [loss / n if n else None for loss, n in sums.tolist()]
         weighed = [(mean, weight) for mean, weight in zip(means, self._trained_tokens or (1.0,), strict=True) if mean is not None]
         if not weighed:
@@ -170,7 +177,7 @@ class Tokens:
             found = check_packing(
                 chosen,
                 collate=self.collate_windows,
-                forward=lambda batch: self._scores(model, batch)["log_probs"],
+                forward=lambda batch: self._log_probs(model, batch),
                 alone=lambda ids, positions: self._plain_loss(model, ids, positions),
                 precision=self._spec.precision,
             )
@@ -183,12 +190,16 @@ class Tokens:
 
     def blame(self, model: Any, rows: Sequence[int]) -> None:
         def is_finite(row: int) -> bool:
-            return bool(torch.isfinite(self._scores(model, self.collate([row]))["log_probs"].sum()))
+            bad = (~torch.isfinite(self._scores(model, self.collate([row]))["log_probs"].sum())).double()
+            return not (bad if self._context is None else self._context.sum(bad))
 
         blame(rows, is_finite, what="window", remedy="remove its rows", place=self._place)
 
     def collate_windows(self, windows: Sequence[Window]) -> Batch:
-        batch = collate(windows, pad=self._pad, joined=self._joined, width=self._filled)
+        width = self._filled
+        if self._context is not None:
+            width = -(-sum(len(w.input_ids) for w in windows) // self._context.size) * self._context.size
+        batch = collate(windows, pad=self._pad, joined=self._joined, width=width)
         if self._balances:
             lengths = [sum(len(w.input_ids) for w in windows)] if self._joined else [len(w.input_ids) for w in windows]
             batch["is_token"] = (torch.arange(batch["input_ids"].shape[1])[None] < torch.tensor(lengths)[:, None]).long()
@@ -199,6 +210,11 @@ class Tokens:
         target = {"score": batch["labels"], "scored": batch["scored"]}
         found: token_logps.Scores = model(**moved(inputs | target, self._device), use_cache=False)
         return found
+
+    def _log_probs(self, model: Any, batch: Batch) -> torch.Tensor:
+        """Returns those of all labeled tokens of a whole batch, whichever ranks computed them."""
+        found = self._scores(model, self._part(batch))["log_probs"]
+        return found if self._context is None else self._context.joined(batch, found)
 
     def _plain_loss(self, model: Any, ids: NDArray[np.int32], positions: NDArray[np.int64]) -> float:
         with attention.reference(self.model):
@@ -283,7 +299,9 @@ def collate(windows: Sequence[Window], *, pad: int, joined: bool, width: int | N
     batch: Batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels), "position_ids": torch.from_numpy(positions)}
     batch["scored"] = token_logps.scored_positions(batch["labels"])
     if joined:
-        batch["cu_seq_lens_q"] = torch.from_numpy(np.append(0, np.cumsum(rows[0].seq_lengths)).astype(np.int32))
+        ends = np.cumsum(rows[0].seq_lengths)
+        padding = [width] if width > ends[-1] else []  # one more example
+        batch["cu_seq_lens_q"] = torch.from_numpy(np.array([0, *ends, *padding], np.int32))
     batch["num_tokens"] = sum(len(w.input_ids) for w in windows)
     return batch
 

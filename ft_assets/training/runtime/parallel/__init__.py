@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,9 @@ import torch
 
 from ft_assets.training.runtime.run_errors import BadSpec
 from ft_assets.training.spec import TrainingSpec
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=40)
+"""Longer than one rank may write or read a large checkpoint while the others wait; the supervising step detects hangs."""
 
 
 class Strategy(Protocol):

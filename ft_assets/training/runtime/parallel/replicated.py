@@ -7,7 +7,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ft_assets.training.runtime.model import optimizers
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import WeightsCopy, load_weights
+from ft_assets.training.runtime.parallel import COLLECTIVE_TIMEOUT
 from ft_assets.training.spec import TrainingSpec
 
 INITIAL_LOSS_SCALE = 2.0**16
-COLLECTIVE_TIMEOUT = timedelta(minutes=40)
-"""Seconds, longer than one rank may write or read a large checkpoint while the others wait; the supervising step detects hangs."""
 M_MMAP_THRESHOLD = -3
 """Number of this parameter in glibc's malloc.h."""
 MAPPED_BYTES = 128 * 2**10

@@ -14,6 +14,7 @@ from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import hyperparameters, methods, model_shapes, recipes
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan
+from ft_assets.training.memory import GPUS
 from ft_assets.training.spec import TrainingSpec
 
 H100 = Pool(name="large", nodes=nodes(64), gpu_type="h100-80gb", max_gpus_per_job=32)
@@ -58,6 +59,19 @@ def test_adapters_that_read_whole_weights_are_never_sharded(lora: dict[str, Any]
     with pytest.raises(InvalidRequest, match="use adapter qlora") as refused:
         placed("llama-3.1-70b", lora, adapter="lora")
     assert refused.value.code == "memory_exceeded"
+
+
+def test_a_long_window_is_shared_and_the_step_keeps_its_rows() -> None:
+    asked: dict[str, Any] = {"device": GPUS["h100-80gb"].device, "needs": model_shapes.NAMED["llama-3.1-8b"].attention_needs}
+    found = placed("llama-3.1-8b", {"max_seq_len": 131_072, "batch_size": 4}, **asked)
+    spec = resolved(found, num_rows=100)
+    assert (spec.world_size, spec.context_parallel, spec.data_ranks, spec.rows_per_step) == (2, 2, 1, 4)
+    assert found.fit.to_dict()["context_parallel"] == 2
+    eight = placed("llama-3.1-8b", {"max_seq_len": 131_072, "batch_size": 4}, hardware={"num_gpus": 8, "context_parallel": 4}, **asked)
+    assert resolved(eight, num_rows=100).rows_per_step == 4
+    assert resolved(eight, num_rows=100).resume_sha256 == spec.resume_sha256, "ranks do not change what is trained"
+    with pytest.raises(InvalidRequest, match="they need flash_attention_2, and its attention is computed by sdpa here"):
+        placed("llama-3.1-8b", {"attention": "sdpa"}, hardware={"context_parallel": 2}, **asked)
 
 
 def test_the_planned_sizes_take_the_planned_numbers_of_gpus() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,6 @@ from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, 
 from ft_assets.training.runtime.model import attention
 from ft_assets.training.runtime.model.compilation import compile_blocks
 from ft_assets.training.runtime.objectives.tokens import collate
-from ft_assets.training.runtime.run_errors import BadSpec
 from ft_assets.training.runtime.self_test import Window
 from tests.ft_assets.training.attempts import SPEC
 from tests.ft_assets.training.runtime.model import flash_kernels
@@ -108,30 +108,42 @@ def test_rows_padded_on_the_right_need_no_mask() -> None:
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
-def test_a_cpu_is_refused(name: str) -> None:
-    with pytest.raises(BadSpec, match=f"{name} has no kernels for a CPU; use sdpa"):
-        attention.prepare(name, torch.device("cpu"), max_seq_len=LONGEST, config=LlamaConfig())
+def test_a_cpu_gets_sdpa_instead(name: str) -> None:
+    found = attention.chosen(name, torch.device("cpu"), LlamaConfig(), precision="bf16", packed=True)
+    assert (found.kernel, attention.register(found, max_seq_len=LONGEST)) == ("sdpa", "sdpa")
+    assert f"{name} has no kernels for a CPU" in found.reason
 
 
+def test_blocks_with_another_attention_are_not_compiled() -> None:
+    model = model_of(LlamaConfig(**SHAPE))
+    model.config._attn_implementation = "sdpa"
+    found = compile_blocks(model, FLASH, CPU, total_steps=MANY)
+    assert (found.blocks, found.reason) == (0, "sdpa attention: only flash attention has rows of any length, and no exchange between ranks")
+
+
+CPU = torch.device("cpu")
 MANY = 10**12
 """Steps after which even this model was worth compiling."""
 
 
 @pytest.mark.parametrize(
-    ("changes", "total_steps", "compiled"),
+    ("changes", "total_steps", "compiled", "because"),
     [
-        pytest.param({}, MANY, 2, id="a long run with flash attention"),
-        pytest.param({"strategy": "ddp", "world_size": 2}, MANY, 2, id="copies on several GPUs"),
-        pytest.param({}, 100, 0, id="a short run"),
-        pytest.param({"attention": "sdpa"}, MANY, 0, id="another attention"),
-        pytest.param({"strategy": "fsdp2"}, MANY, 0, id="shards"),
-        pytest.param({"gradient_checkpointing": True}, MANY, 0, id="recomputed dropout"),
-        pytest.param({"gradient_checkpointing": True, "lora": None, "adapter": "full"}, MANY, 2, id="recomputed without dropout"),
+        pytest.param({}, MANY, 2, "repay compiling", id="a long run with flash attention"),
+        pytest.param({"strategy": "ddp", "world_size": 2}, MANY, 2, "repay compiling", id="copies on several GPUs"),
+        pytest.param({}, 100, 0, "fewer than the 1.5e\\+17", id="a short run"),
+        pytest.param({"strategy": "fsdp2"}, MANY, 0, "fsdp2 gathers shards", id="shards"),
+        pytest.param({"gradient_checkpointing": True}, MANY, 0, "dropout 0.1 would be recomputed", id="recomputed dropout"),
+        pytest.param(
+            {"gradient_checkpointing": True, "lora": None, "adapter": "full"}, MANY, 2, "repay compiling", id="recomputed without dropout"
+        ),
     ],
 )
-def test_blocks_are_compiled_where_that_works_and_pays(changes: dict[str, Any], total_steps: int, compiled: int) -> None:
+def test_blocks_are_compiled_where_that_works_and_pays(changes: dict[str, Any], total_steps: int, compiled: int, because: str) -> None:
     model = model_of(LlamaConfig(**SHAPE))
-    assert compile_blocks(model, replace(FLASH, **changes), total_steps=total_steps) == compiled
+    found = compile_blocks(model, replace(FLASH, **changes), CPU, total_steps=total_steps)
+    assert found.blocks == compiled
+    assert re.search(because, found.reason)
     assert sum(m._compiled_call_impl is not None for m in model.modules()) == compiled
 
 
@@ -152,7 +164,7 @@ def test_compiled_blocks_train_alike_on_rows_of_any_length() -> None:
         return found
 
     plain = trained()
-    assert compile_blocks(model, FLASH, total_steps=MANY) == 2
+    assert compile_blocks(model, FLASH, CPU, total_steps=MANY).blocks == 2
     torch._dynamo.utils.counters.clear()
     first, second = trained(), trained()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
