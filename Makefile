@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: help setup demo vllm test test-all test-cluster check bench mutation images pictures slos lock docs sbom release-check audit clean
+.PHONY: help setup demo vllm llama-cpp test test-all test-cluster check bench mutation images pictures slos lock docs sbom release-check audit clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -55,10 +55,18 @@ $(VLLM_STAMP): $(VLLM)/.engine deploy/vllm/pyproject.toml deploy/vllm/ft_vllm_pl
 	$(VLLM)/bin/pip install --quiet --no-build-isolation --no-deps --force-reinstall ./deploy/vllm
 	@touch $@
 
+LLAMA_CPP := .venv/.llama-cpp
+llama-cpp: $(LLAMA_CPP) ## compile llama.cpp into .venv, for GGUF exports in q4_k_m and their tests (minutes; needs a C++ compiler)
+
+# cmake and ninja come with the build's own environment; what it needs to run is locked already, but for diskcache.
+$(LLAMA_CPP): pyproject.toml | $(STAMP)
+	$(UV) pip install --python $(PY) --editable ".[gguf]" --constraint requirements.lock
+	@touch $@
+
 test: setup ## all tests but the slow ones
 	$(PY) -m pytest -m "not slow" --tx "4*popen//python=$(PY) tests/support/processes/forked_modules.py" --dist loadfile --no-loadscope-reorder
 
-test-all: setup vllm ## all tests, those of the real vLLM among them
+test-all: setup vllm llama-cpp ## all tests, those of the real vLLM and of llama.cpp among them
 	$(PY) -m pytest
 
 test-cluster: setup ## the chart and its images on the cluster of KUBECONFIG; what else it needs: tests/cluster/installed_platform.py

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from agent.api_client import read_token
-from agent.evaluation import EvaluationSupervisor
+from agent.evaluation import EvaluationSupervisor, ExportSupervisor
 from agent.supervise import Supervisor
 from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Kind, Workload
 from ft_assets.telemetry import logs
@@ -21,7 +21,7 @@ def main(train: type[Supervisor] = Supervisor, evaluate: type[EvaluationSupervis
     logs.configure(SERVICE)
     workload = Workload.from_json(Path(os.environ[VARIABLE]).read_text())
     token = read_token(Path(os.environ[TOKEN_FILE]))
-    supervise = evaluate if workload.kind is Kind.EVALUATE else train
+    supervise = {Kind.TRAIN: train, Kind.EVALUATE: evaluate, Kind.EXPORT: ExportSupervisor}[workload.kind]
     supervisor = supervise(workload, token=token, node=int(os.environ[NODE]), node_dir=Path(os.environ[NODE_DIR]))
 
     def stop(_signum: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""One attempt of an evaluation on one node: stage in, run, watch, store the result, report.
+"""One attempt of an evaluation or an export on one node: stage in, run, watch, store the result, report.
 
 The process keeps every answer in its journal on this node, so that another attempt here goes on from there. How it ended is reported as
 ``Exit.evidence``: ``{"sha256": ...}`` of the stored result, or ``{"refused": true}`` with ``Exit.error`` if its input was refused.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import node_space
-from agent.messages import MILESTONE, REFUSED, TIMED_OUT, Exit, Facts, Notice
+from agent.messages import EXPORT_TIMED_OUT, MILESTONE, REFUSED, TIMED_OUT, Exit, Facts, Notice
 from agent.process_group import ProcessGroup
 from agent.reporter import Reporter, State
 from agent.uploads.log_upload import LogUpload
@@ -41,6 +41,8 @@ class EvaluationSupervisor(WorkloadSupervisor):
 
     stall_s = 600.0
     """Limit without a new answer: a batch of 32 answers of 256 tokens takes a large model a minute or two."""
+    failed = "evaluation_failed"
+    """Error code of a process that ended without a result."""
     total_s = 6 * 3600.0
     """Limit from start to result: sixteen suites of 1,000 items take an 8B model on one accelerator an hour or two."""
 
@@ -49,7 +51,7 @@ class EvaluationSupervisor(WorkloadSupervisor):
         (self._output,) = workload.outputs
         self.result_file = self.job_dir / self._output.path
         self.out_dir = self.result_file.parent
-        self._log_file = self.job_dir / f"evaluation-a{workload.attempt}.log"
+        self._log_file = self.job_dir / f"{workload.kind}-a{workload.attempt}.log"
         upload = LogUpload(self._api, self._log_file)
         self._reporter = Reporter(
             api=self._api, log_upload=upload, state=self._state, unsent=lambda _accepted: (), hangs=self._hangs, node=node
@@ -125,11 +127,14 @@ class EvaluationSupervisor(WorkloadSupervisor):
     def _finished(self, code: int | None) -> Exit:
         """Store the result of a process that ended by itself, and say how it ended."""
         if code == EXIT_OK:
-            sha256 = sha256_of(self.result_file)
+            evidence = self._evidence()
             with_retries(self._store, STORE_RETRIES)
-            return Exit(exit_code=code, evidence={"sha256": sha256}, stop_reason=None)
-        error = self._own_error() or FtError(f"it ended with exit code {code}", code="evaluation_failed").to_dict()
+            return Exit(exit_code=code, evidence=evidence, stop_reason=None)
+        error = self._own_error() or FtError(f"it ended with exit code {code}", code=self.failed).to_dict()
         return Exit(exit_code=code, evidence={REFUSED: code == EXIT_BAD_INPUT}, stop_reason=None, error=error)
+
+    def _evidence(self) -> Mapping[str, Any]:
+        return {"sha256": sha256_of(self.result_file)}
 
     def _store(self) -> None:
         self._check_stop()
@@ -184,3 +189,26 @@ class EvaluationSupervisor(WorkloadSupervisor):
         beat = {name: value for name, value in self._place.items() if name != "time" and value is not None}
         facts = Facts(silence_s=self._silence_s() if beat else 0.0)
         return State(phase=str(beat.get("phase", FETCH)), facts=facts, evaluation=beat or None)
+
+
+class ExportSupervisor(EvaluationSupervisor):
+    """Runs one export to its end, in the same way. ``Exit.evidence`` holds the archive's size, sha256 and manifest."""
+
+    failed = "export_failed"
+
+    def _evidence(self) -> Mapping[str, Any]:
+        return read_result(self.out_dir)
+
+    def _overdue(self) -> FtError | None:
+        """Return why the process is stopped that is silent, or has had its time."""
+        stage = self._place.get("phase") or "the start"
+        if time.monotonic() - self._began > self.total_s:
+            message = (
+                f"export {self.workload.name} was stopped after {self.total_s / 3600:.3g} h, at {stage}; export the adapter alone and "
+                "merge it elsewhere"
+            )
+            return InvalidRequest(message, code=EXPORT_TIMED_OUT)
+        silent_s = self.workload.heartbeat_timeout_s if self._place else START_S
+        if self._silence_s() <= silent_s:
+            return None
+        return FtError(f"export {self.workload.name} gave no sign of life for {silent_s:g} s, at {stage}", code="export_stalled")

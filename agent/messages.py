@@ -12,7 +12,7 @@ PART_BYTES = 64 << 20
 """Larger files are uploaded in parts of this size: S3's limit of 10,000 parts allows 625 GiB."""
 MILESTONE = "evaluation_milestone"
 """Code of a notice with a milestone of an evaluation."""
-REFUSED, TIMED_OUT = "refused", "evaluation_timed_out"
+REFUSED, TIMED_OUT, EXPORT_TIMED_OUT = "refused", "evaluation_timed_out", "export_timed_out"
 """Evidence of an evaluation whose input was refused, and error code of one that had its time: both fail again."""
 FENCED = "attempt_released"
 """Error code of every call of an attempt that has lost its reservation: its workload must end."""

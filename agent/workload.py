@@ -23,6 +23,7 @@ NODE_DIR = "FT_NODE_DIR"
 class Kind(enum.StrEnum):
     TRAIN = "train"
     EVALUATE = "evaluate"
+    EXPORT = "export"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

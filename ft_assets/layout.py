@@ -12,7 +12,7 @@
     tenants/<t>/jobs/<job>/evals/report.json
     tenants/<t>/adapters/<adapter_id>/{adapter_model.safetensors, ..., manifest.json}
     tenants/<t>/adapters/<adapter_id>/evaluations/<id>/report.json   of the registered adapter, on any base
-    tenants/<t>/exports/<adapter_id>/<key>.tar                 exported adapter
+    tenants/<t>/exports/<adapter_id>/<key>.tar                 exported adapter; of a workload, the key is <export_id>-a<attempt>
     tenants/<t>/suites/<suite_id>.jsonl                        items of the tenant's evaluation suite
     tenants/<t>/suite_indexes/<digest>/...                     index over the suites that the tenant's datasets are checked against
     base_models/<digest>/{config.json, model.safetensors, ...}   without a tenant: what workloads on any node load
@@ -121,6 +121,12 @@ def adapter_prefix(tenant: str, adapter_id: str) -> str:
 def evaluation_key(tenant: str, adapter_id: str, evaluation_id: str) -> str:
     """Key of an evaluation report of the registered adapter; its job's own is under :func:`eval_prefix`."""
     return f"{adapter_prefix(tenant, adapter_id)}/evaluations/{checked_id(evaluation_id)}/report.json"
+
+
+def is_attempts_export(key: str, *, tenant: str, export_id: str, attempt: int) -> bool:
+    """Return whether `key` is that of the archive which an attempt of an export may write, whatever the adapter."""
+    adapter_id = key.removeprefix(f"{tenant_prefix(tenant)}/exports/").partition("/")[0]
+    return bool(ID.fullmatch(adapter_id)) and key == export_key(tenant, adapter_id, f"{export_id}-a{attempt}")
 
 
 def export_key(tenant: str, adapter_id: str, key: str) -> str:

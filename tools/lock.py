@@ -18,6 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK, CUDA, CPU = "requirements.lock", "requirements-cuda.lock", "requirements-cpu.lock"
+LOCKED_EXTRAS = ("train", "data", "dev")
+"""Without ``gguf``, which is compiled from source."""
 OF_CUDA = re.compile(r"(nvidia|cuda)-|triton==")
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
@@ -53,7 +55,7 @@ def _compiled(root: Path) -> list[str]:
         quiet = ("--quiet", "--no-emit-index-url", "--no-emit-find-links", "--no-annotate", "--no-header")
         command = [
             str(Path(sys.executable).with_name("uv")), "pip", "compile", *quiet, "--generate-hashes", "--python-version", "3.11",
-            "--all-extras", "--output-file", str(out), str(root / "pyproject.toml"),
+            *(f"--extra={name}" for name in LOCKED_EXTRAS), "--output-file", str(out), str(root / "pyproject.toml"),
         ]  # fmt: skip
         env = {name: value for name, value in os.environ.items() if name != "UV_FIND_LINKS"}
         subprocess.run(command, check=True, cwd=root, env=env)

@@ -1,17 +1,19 @@
-"""Exports of adapters: requested, made once in a child process, stored under the tenant, downloaded by anyone with read access.
+"""Exports of adapters: requested, made once, stored under the tenant, downloaded by anyone with read access.
 
-A row is the order; the worker makes the archive. An export is identified by adapter, base, format and precision, so that a
-repeated request returns the existing one. It is kept for a week, or until its tenant deletes it, and made again on request.
+A row is the order. What needs the base model's weights is made by a workload that the scheduler starts on a device
+(:mod:`control_plane.exports`); the rest by the worker, in a child process, at once. An export is identified by adapter, base, format and
+precision, so that a repeated request returns the existing one. It is kept for a week, or until its tenant deletes it, and made again on
+request.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import timedelta
-from pathlib import Path
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, BinaryIO
 
 import sqlalchemy as sa
@@ -22,22 +24,26 @@ from sqlalchemy.exc import SQLAlchemyError
 from control_plane.adapters import adapter_signatures
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Export, exports
+from control_plane.attempts.tables import attempts
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many, one, one_or_none
 from control_plane.platform.task_queue import defer, has_none
+from control_plane.queue.tables import reservations
 from control_plane.sandbox import scratch
-from control_plane.sandbox.sandbox_parent import CRASHED, GIB, Limits, host_bytes, run_sandboxed
+from control_plane.sandbox.sandbox_parent import CRASHED, Limits, run_sandboxed
 from control_plane.serving import rollout
 from control_plane.tenants.tables import tenants
 from ft_assets.adapters.exports import Format, Precision, checked, export_key
 from ft_assets.adapters.exports.archive import Built, Order
+from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.signatures.signed_folder import ENVELOPE
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.durable_files import sha256_of
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
 from ft_assets.layout import export_key as object_key
 from ft_assets.storable_text import printable
+from ft_assets.training.cost_model import READ_BYTES_PER_S, SETUP_S
 from ft_assets.typed_json import from_json
 
 EXPORT, EXPORTS = "export", "exports"
@@ -48,14 +54,15 @@ MAX_PENDING = 10
 """Unfinished exports per tenant: each loads a model, and a long backlog helps no tenant."""
 KEPT_FOR = timedelta(days=7)
 """How long an export is kept: it is as large as the model, and can be made again."""
-WALL_S = 6 * 3600.0
-BASE_MEMORY = 4 << 30
-MEMORY_PER_BYTE = 3
-"""Memory per byte of weights: a model in float32 and the shard being merged, usually both stored in 16 bits."""
-IN_MEMORY = (Format.MERGED, Format.GGUF)
-"""Forms that need the base model."""
+WALL_S, MEMORY = 6 * 3600.0, 4 << 30
+"""Limits of what the worker makes: it copies files, or converts an adapter."""
+ON_A_DEVICE = (Format.MERGED, Format.GGUF)
+"""Forms that need the base model's weights."""
+PASSES = 4
+"""Weights are read and written about so often: the base twice, what is written, what is read to prove it, and the archive."""
 FAILURE = "export_failed"
 BROKEN = "the export could not be made; that is the platform's failure: ask for it again, and tell your operator if it fails again"
+BROKEN_ERROR = {"code": FAILURE, "message": BROKEN}
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +77,6 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
     with platform.engine.connect() as conn:
         if (known := one_or_none(conn, requested_before, Export)) is not None:
             return known
-    if (directory := platform.models.card(adapter.base_model).directory) is not None:
-        check_memory(platform, adapter.base_model, directory, kind)
     with platform.engine.begin() as conn:
         conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # or concurrent calls count the same room
         if (known := one_or_none(conn, requested_before, Export)) is not None:
@@ -81,28 +86,77 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
             raise QuotaExceeded(
                 f"{num} exports wait to be made, and {MAX_PENDING} may; ask again when one of them is ready", code="too_many_exports"
             )
-        fresh = {"status": QUEUED, "error": sa.null(), "progress": sa.null(), "claim": None, "beat_at": None, "finished_at": None}
+        fresh = {
+            "status": QUEUED, "error": sa.null(), "progress": sa.null(), "claim": None, "beat_at": None, "finished_at": None,
+            "created_at": platform.clock(),
+        }  # fmt: skip
         values = {
-            "id": f"exp-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "adapter_id": adapter.id, "key": key, "format": kind,
-            "precision": exact, "created_at": platform.clock(), **fresh,
+            "id": f"exp-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "adapter_id": adapter.id, "job_id": adapter.job_id, "key": key,
+            "format": kind, "precision": exact, "expected_s": expected_s(platform, adapter.base_model, kind), **fresh,
         }  # fmt: skip
         again = insert(exports).values(values).on_conflict_do_update(
             index_elements=["tenant_id", "adapter_id", "key"], set_=fresh, where=exports.c.status == FAILED
         )  # fmt: skip
         conn.execute(again)
         ordered = one(conn, sa.select(exports).where(same), Export)
-        _add_task(conn, ordered)
+        if ordered.expected_s is None:
+            _add_task(conn, ordered)
         return ordered
+
+
+def expected_s(platform: Platform, base_model: str, kind: Format) -> float | None:
+    """Return how many seconds an export is expected to hold a device; None if it needs none."""
+    if kind not in ON_A_DEVICE:
+        return None
+    return SETUP_S + PASSES * 2 * (platform.models.card(base_model).num_parameters or 0) / READ_BYTES_PER_S
 
 
 def _add_task(conn: Connection, order: Export, *, once: str | None = None) -> None:
     defer(conn, EXPORT, queue=EXPORTS, turn=f"{EXPORTS}:{order.tenant_id}", once=once, export_id=order.id, tenant=order.tenant_id)
 
 
+def begin(conn: Connection, export_ids: Sequence[str], now: datetime) -> set[str]:
+    """Mark orders that get a device as running, and add the tasks that start their workloads; returns their jobs."""
+    if not export_ids:
+        return set()
+    this = exports.c.id.in_(export_ids) & (exports.c.status == QUEUED)
+    begun = many(conn, sa.update(exports).where(this).values(status=RUNNING, beat_at=now).returning(exports), Export)
+    for order in begun:
+        _add_task(conn, order)
+    return {order.job_id for order in begun}
+
+
+def is_running(conn: Connection, export_id: str) -> bool:
+    return conn.execute(sa.select(exports.c.status).where(exports.c.id == export_id)).scalar() == RUNNING
+
+
+def show_progress(conn: Connection, export_id: str, progress: Mapping[str, Any]) -> None:
+    """Record the stage of a running export."""
+    running = (exports.c.id == export_id) & (exports.c.status == RUNNING)
+    conn.execute(sa.update(exports).where(running).values(progress=dict(progress), beat_at=sa.func.clock_timestamp()))
+
+
+def return_to_queue(conn: Connection, export_id: str) -> None:
+    """Have an export wait for another device, because its attempt failed."""
+    running = (exports.c.id == export_id) & (exports.c.status == RUNNING)
+    conn.execute(sa.update(exports).where(running).values(status=QUEUED, progress=sa.null()))
+
+
+def end(conn: Connection, export_id: str, status: str, *, now: datetime, **columns: Any) -> None:
+    """Write the end of a running export."""
+    running = (exports.c.id == export_id) & (exports.c.status == RUNNING)
+    values = {"status": status, "progress": sa.null(), "error": sa.null(), "finished_at": now, **columns}
+    conn.execute(sa.update(exports).where(running).values(values))
+
+
 def add_lost(platform: Platform) -> int:
-    """Add the tasks of orders that have none; returns how many."""
+    """Add the tasks of orders that have none and need one; returns how many. One that waits for a device needs none."""
     with platform.engine.begin() as conn:
-        stranded = exports.c.status.in_((QUEUED, RUNNING)) & has_none("export_id", exports.c.id)
+        made = (exports.c.status == RUNNING) | (exports.c.expected_s.is_(None) & (exports.c.status == QUEUED))
+        begun = sa.exists().where(reservations.c.export_id == exports.c.id, attempts.c.started_at.is_not(None))
+        begun = begun.where(attempts.c.job_id == reservations.c.job_id, attempts.c.attempt == reservations.c.attempt)
+        begun = begun.where(reservations.c.released_at.is_(None))
+        stranded = made & ~begun & has_none("export_id", exports.c.id)
         found = many(conn, sa.select(exports).where(stranded), Export)
         for order in found:
             _add_task(conn, order, once=order.id)
@@ -215,19 +269,39 @@ class _Hold:
             log.warning("the progress of an export was not recorded: %s", error)
 
 
-def _made(platform: Platform, row: Export, hold: _Hold) -> Mapping[str, Any]:
+def find(platform: Platform, tenant: str, export_id: str) -> Export | None:
+    """Return an export of the tenant; None if it was deleted."""
+    query = sa.select(exports).where(exports.c.id == export_id, exports.c.tenant_id == tenant)
+    with platform.engine.connect() as conn:
+        return one_or_none(conn, query, Export)
+
+
+def must_find(platform: Platform, tenant: str, export_id: str) -> Export:
+    """Return an export of the tenant; ``NotFound`` if it was deleted."""
+    if (found := find(platform, tenant, export_id)) is None:
+        raise NotFound(f"export {export_id[:80]!r} was deleted", code="export_not_found", param="export_id")
+    return found
+
+
+def content_of(platform: Platform, row: Export) -> tuple[AdapterRecord, Callable[..., Order]]:
+    """Return the adapter, and what makes the order of its export from the directories of base and adapter."""
     record = adapters.get_adapter(platform, row.tenant_id, row.adapter_id)
-    model, base_dir = platform.models.get_local(record.base_model, record.base_digest, fresh=True)
-    kind, precision = Format(row.format), Precision(row.precision) if row.precision else None
-    check_memory(platform, model.id, base_dir, kind)
-    order = Order(
-        format=kind, precision=precision, base_dir=base_dir.absolute(), adapter_dir=rollout.materialise(platform, record).absolute(),
-        name=record.name, trained_in_4_bit=_trained_in_4_bit(platform, record.job_id),
-        adapter={k: getattr(record, k) for k in ("id", "job_id", "dataset_id", "spec_sha256", "manifest_sha256")},
-        base={"id": model.id, **{k: getattr(model, k) for k in ("repo", "revision", "digest", "license")}},
-    )  # fmt: skip
+    model = platform.models.card(record.base_model)
+    described = {
+        "format": Format(row.format), "precision": Precision(row.precision) if row.precision else None, "name": record.name,
+        "trained_in_4_bit": _trained_in_4_bit(platform, record.job_id),
+        "adapter": {k: getattr(record, k) for k in ("id", "job_id", "dataset_id", "spec_sha256", "manifest_sha256")},
+        "base": {"id": model.id, **{k: getattr(model, k) for k in ("repo", "revision", "license")}, "digest": record.base_digest},
+    }  # fmt: skip
+    return record, partial(Order, **described)
+
+
+def _made(platform: Platform, row: Export, hold: _Hold) -> Mapping[str, Any]:
+    record, content = content_of(platform, row)
+    _, base_dir = platform.models.get_local(record.base_model, record.base_digest, fresh=True)
+    order = content(base_dir=base_dir.absolute(), adapter_dir=rollout.materialise(platform, record).absolute())
     hold.check()
-    limits = Limits(wall_s=WALL_S, memory_bytes=_memory(base_dir))
+    limits = Limits(wall_s=WALL_S, memory_bytes=MEMORY)
     with scratch.directory(platform.settings.work_dir, row.tenant_id) as directory:
         found = run_sandboxed(
             MAKER, asdict(order), directory, limits=limits, what=f"the export of {record.id}",
@@ -253,23 +327,6 @@ def _give_up(platform: Platform, row: Export) -> None:
 def _object_key(row: Export) -> str:
     """Key of this order alone: the archive of a later order for the same form is another object, and either can be deleted."""
     return object_key(row.tenant_id, row.adapter_id, f"{row.key}-{row.id}")
-
-
-def _memory(base_dir: Path) -> int:
-    """Memory limit for making an export."""
-    return BASE_MEMORY + MEMORY_PER_BYTE * sum(f.stat().st_size for f in base_dir.glob("*.safetensors"))
-
-
-def check_memory(platform: Platform, model_id: str, base_dir: Path, kind: Format) -> None:
-    """Refuse a form that the machine that makes exports has no memory for."""
-    host = platform.settings.export_memory_bytes or host_bytes()
-    if kind in IN_MEMORY and (needed := _memory(base_dir)) > host:
-        raise InvalidRequest(
-            f"a {kind} export of {model_id} takes up to {needed / GIB:.0f} GiB of memory, and the machine that makes exports has "
-            f"{host / GIB:.0f} GiB; export the adapter alone (format adapter) and merge it where there is room",
-            code="export_too_large",
-            param="format",
-        )
 
 
 def _trained_in_4_bit(platform: Platform, job_id: str) -> bool:

@@ -175,9 +175,11 @@ class CreateExport(ApiBody):
     """An export to create."""
 
     format: str
-    """`adapter` (LoRA weights), `merged` (base and adapter in one), `gguf` (for llama.cpp) or `tokenizer`."""
+    """`adapter` (LoRA weights), `gguf_adapter` (LoRA weights for llama.cpp), `merged` (base and adapter in one), `gguf` (merged, for
+    llama.cpp) or `tokenizer`."""
     precision: str | None = None
-    """For `gguf`: `f32`, `f16` (default) or `q8_0`. Not accepted for other formats."""
+    """For `gguf`: `f32`, `f16` (default), `q8_0` or `q4_k_m`. For `merged`: `fp8`; the default keeps the precision of the base model.
+    Not accepted for other formats."""
 
 
 class Export(ApiModel):
@@ -190,9 +192,9 @@ class Export(ApiModel):
     adapter_id: str
     """Id of the adapter that is exported."""
     format: str
-    """`adapter`, `merged`, `gguf` or `tokenizer`."""
+    """`adapter`, `gguf_adapter`, `merged`, `gguf` or `tokenizer`."""
     precision: str | None
-    """For `gguf`: `f32`, `f16` or `q8_0`; null for other formats."""
+    """For `gguf`: `f32`, `f16`, `q8_0` or `q4_k_m`; for `merged`: `fp8`, or null for that of the base model; null for other formats."""
     status: str
     """`queued`, `running`, `ready` (can be downloaded) or `failed`."""
     progress: JsonObject | None

@@ -98,9 +98,11 @@ exports = sa.Table(
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
     sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), nullable=False),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),  # that made the adapter
     sa.Column("key", sa.Text, nullable=False),  # of its inputs: adapter's manifest, base, format, precision
-    sa.Column("format", sa.Text, nullable=False),  # adapter | merged | gguf | tokenizer
-    sa.Column("precision", sa.Text),  # of gguf: f32 | f16 | q8_0
+    sa.Column("format", sa.Text, nullable=False),  # ft_assets.adapters.exports.Format
+    sa.Column("precision", sa.Text),  # ft_assets.adapters.exports.Precision
+    sa.Column("expected_s", sa.Float),  # seconds that its workload holds a device; null: the worker makes it, without one
     sa.Column("status", sa.Text, nullable=False),  # queued | running | ready | failed
     sa.Column("error", JSONB),
     sa.Column("progress", JSONB),
@@ -120,9 +122,12 @@ class Export:
     id: str
     tenant_id: str
     adapter_id: str
+    job_id: str
     key: str
     format: str
     precision: str | None
+    expected_s: float | None
+    """Seconds that its workload is expected to hold a device; None: the worker makes it, without one."""
     status: str
     error: Mapping[str, Any] | None
     """``code``, ``message`` and ``param`` of an :class:`~ft_assets.errors.FtError`."""

@@ -29,9 +29,10 @@ from agent.messages import (
     WriteRequest,
 )
 from agent.workload import Kind
-from control_plane.attempts import checkpoint_retention, evaluation_endings
+from control_plane.attempts import checkpoint_retention
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
+from control_plane.attempts.exports import export_endings
 from control_plane.attempts.tables import agents
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.jobs import job_logs
@@ -120,7 +121,7 @@ def _known_by_token() -> sa.Select[Any]:
     )
     num_nodes = sa.select(sa.func.count(gang.node)).where(gang.job_id == a.job_id, gang.attempt == a.attempt).scalar_subquery()
     return (
-        sa.select(*columns, r.kind, r.evaluation_id, leader.c.reported_step, leader.c.reported_validation)
+        sa.select(*columns, r.kind, r.evaluation_id, r.export_id, leader.c.reported_step, leader.c.reported_validation)
         .add_columns(num_running.label("num_running"), num_nodes.label("num_nodes"))
         .join(reservations, (r.job_id == a.job_id) & (r.attempt == a.attempt) & r.released_at.is_(None))
         .join(leader, (leader.c.job_id == a.job_id) & (leader.c.attempt == a.attempt) & (leader.c.node == 0))
@@ -144,6 +145,7 @@ class Known:
     attempt: int
     kind: Kind
     evaluation_id: str | None
+    export_id: str | None
     state: JobState
     stop: str | None
     """Why its workload is to stop, as long as its result is wanted."""
@@ -197,18 +199,22 @@ def _known(conn: Connection, token: str, node: int) -> Known | None:
 def _stop(conn: Connection, known: Known) -> str | None:
     if known.kind is Kind.TRAIN:
         return known.stop
-    return known.stop if evaluation_endings.is_wanted(conn, known.job_id, known.evaluation_id) else StopReason.CANCEL
+    wanted = attempts.is_wanted(conn, job_id=known.job_id, evaluation_id=known.evaluation_id, export_id=known.export_id)
+    return known.stop if wanted else StopReason.CANCEL
 
 
 def _has_news(known: Known, beat: Heartbeat) -> bool:
-    if known.kind is Kind.EVALUATE:
+    if known.kind is not Kind.TRAIN:
         return beat.evaluation is not None or bool(beat.notices)
     begins = beat.node == 0 and beat.phase in PROVISIONING and known.state is JobState.PROVISIONING
     return known.state not in FINAL and bool(beat.metrics or beat.notices or begins)
 
 
 def _record_news(conn: Connection, known: Known, beat: Heartbeat, now: datetime) -> dict[str, Any]:
-    """Record phases, metrics and notices as events of the job; returns how far its metrics are reported."""
+    """Record phases, metrics and notices as events of the job; returns how far its metrics are reported. Of an export: its stage."""
+    if known.export_id is not None:
+        export_endings.record_stage(conn, known.export_id, beat.evaluation or {})
+        return {}
     job = locked(conn, known.job_id)
     state, untold = job.state, beat.notices[max(0, known.notices - beat.first_notice) :]
     if known.kind is Kind.EVALUATE:
@@ -394,7 +400,10 @@ def reference_prefix(held: Claim) -> str:
 
 
 def _check_own(held: Claim, key: str) -> None:
-    if held.kind is Kind.EVALUATE:
+    if held.export_id is not None:
+        is_own = layout.is_attempts_export(key, tenant=held.tenant, export_id=held.export_id, attempt=held.attempt)
+        own = [key.rpartition("/")[0]] if is_own else []
+    elif held.kind is Kind.EVALUATE:
         own = [attempts.output_prefix(held)]
     else:
         own = [attempts.checkpoint_prefix(held), attempts.final_prefix(held), reference_prefix(held)]

@@ -15,7 +15,7 @@ STOP_GRACE_S = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """The right to train or to evaluate: an unreleased reservation."""
+    """The right to train, to evaluate or to export: an unreleased reservation."""
 
     tenant: str
     job_id: str
@@ -30,6 +30,8 @@ class Claim:
     kind: Kind = Kind.TRAIN
     evaluation_id: str | None = None
     """The ordered evaluation; None: the one that follows the job's training."""
+    export_id: str | None = None
+    """The export that is made."""
     frozen_spec: TrainingSpec | None
     """Of a training."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from agent.messages import REFUSED, TIMED_OUT, Exit
+from agent.messages import EXPORT_TIMED_OUT, REFUSED, TIMED_OUT, Exit
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import attempts
 from control_plane.evaluations.tables import evaluations, is_free
@@ -27,6 +27,10 @@ from ft_assets.training.failures import FailureClass, Outcome, Retry, StopReason
 FAILED = "evaluation_failed"
 MAX_FAILURES = 3
 """Attempts of one evaluation that may fail; what was killed three times (for its memory, say) will be again."""
+
+
+DEFECTS = frozenset({"llama_cpp_missing", "export_not_faithful"})
+"""Codes of what is the platform's fault, and would end the same way again."""
 
 
 def is_wanted(conn: Connection, job_id: str, evaluation_id: str | None) -> bool:
@@ -70,8 +74,10 @@ def _reported(said: Exit) -> FailureClass:
     assert said.error is not None
     code, message = str(said.error["code"]), str(said.error["message"])
     refused = (said.evidence or {}).get(REFUSED) is True
-    final = refused or code == TIMED_OUT
-    return _failure(code, message, fault=Fault.USER if final else Fault.PLATFORM, retry=Retry.NEVER if final else Retry.RESUME)
+    ours = code in DEFECTS
+    final = ours or refused or code in (TIMED_OUT, EXPORT_TIMED_OUT)
+    fault = Fault.USER if final and not ours else Fault.PLATFORM
+    return _failure(code, message, fault=fault, retry=Retry.NEVER if final else Retry.RESUME)
 
 
 def _failure(code: str, message: str, *, fault: Fault = Fault.PLATFORM, retry: Retry = Retry.RESUME) -> FailureClass:

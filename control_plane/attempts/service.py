@@ -21,6 +21,7 @@ from control_plane.attempts.claims import Claim as Claim
 from control_plane.attempts.claims import Ending as Ending
 from control_plane.attempts.endings import of_attempt as of_attempt
 from control_plane.attempts.endings import reserved
+from control_plane.attempts.exports import export_endings
 from control_plane.attempts.tables import Checkpoint, attempts, checkpoints
 from control_plane.billing.metering import service as metering
 from control_plane.jobs.tables import Job, jobs
@@ -76,6 +77,7 @@ def _claim(platform: Platform, job: Job, held: sa.Row[Any]) -> Claim:
         frozen_spec=_readable(job.id, job.spec or {}) if held.kind == Kind.TRAIN else None,
         kind=Kind(held.kind),
         evaluation_id=held.evaluation_id,
+        export_id=held.export_id,
         workload=_workload(job.id, held.attempt),
     )
 
@@ -124,7 +126,7 @@ def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
 
 
 STOP_REQUESTED = sa.case(
-    (reservations.c.kind == Kind.EVALUATE, sa.case((reservations.c.stop_asked_at.is_not(None), StopReason.PREEMPT.value))),
+    (reservations.c.kind != Kind.TRAIN, sa.case((reservations.c.stop_asked_at.is_not(None), StopReason.PREEMPT.value))),
     ((jobs.c.stop_requested == StopReason.PREEMPT.value) & reservations.c.stop_asked_at.is_(None), None),
     else_=jobs.c.stop_requested,
 ).label("stop")
@@ -141,10 +143,18 @@ def requested_stop(conn: Connection, held: Claim) -> str | None:
     row = conn.execute(query.where(reserved(held))).one_or_none()
     if row is None:
         return StopReason.CANCEL
-    if held.kind is Kind.EVALUATE:
-        return row.stop if evaluation_endings.is_wanted(conn, held.job_id, held.evaluation_id) else StopReason.CANCEL
+    if held.kind is not Kind.TRAIN:
+        wanted = is_wanted(conn, job_id=held.job_id, evaluation_id=held.evaluation_id, export_id=held.export_id)
+        return row.stop if wanted else StopReason.CANCEL
     stop: str | None = row.stop
     return stop
+
+
+def is_wanted(conn: Connection, *, job_id: str, evaluation_id: str | None, export_id: str | None) -> bool:
+    """Whether the result of an evaluation or of an export is still needed."""
+    if export_id is not None:
+        return export_endings.is_wanted(conn, export_id)
+    return evaluation_endings.is_wanted(conn, job_id, evaluation_id)
 
 
 def checkpoint_prefix(held: Claim) -> str:
@@ -225,7 +235,8 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
        requested.
     6. Otherwise failed, with the failure's remedy.
 
-    The end of an evaluation: :mod:`control_plane.attempts.evaluation_endings`.
+    The end of an evaluation: :mod:`control_plane.attempts.evaluation_endings`; of an export:
+    :mod:`control_plane.attempts.exports.export_endings`.
     """
     with platform.engine.begin() as conn:
         now = platform.clock()
@@ -233,11 +244,17 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
         job = locked(conn, held.job_id, tenant_id=held.tenant)
         if released is None:
             return job.state
-        ending = endings.settled(ending, job, released) if held.kind is Kind.TRAIN else evaluation_endings.settled(conn, held, ending)
+        if held.kind is Kind.TRAIN:
+            ending = endings.settled(ending, job, released)
+        elif held.kind is Kind.EVALUATE:
+            ending = evaluation_endings.settled(conn, held, ending)
         endings.close(conn, held, ending, now)
         endings.bill(conn, platform, held, job, ending, released, now)
         if held.kind is Kind.EVALUATE:
             return evaluation_endings.move(conn, held, job, ending, now)
+        if held.export_id is not None:
+            export_endings.move(conn, held, held.export_id, ending, now)
+            return job.state
         state = endings.move(conn, held, job, ending, released, now)
     if released.preempted and state is JobState.QUEUED:
         endings.tell_when(platform, held)

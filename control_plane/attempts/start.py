@@ -143,7 +143,7 @@ def _unbegun(platform: Platform, held: Claim) -> Ending | None:
         requested = attempts.requested_stop(conn, held)
     if requested is None:
         return None
-    step = 0 if held.kind is Kind.EVALUATE else max((row.step for row in attempts.committed(platform, held.job_id)), default=0)
+    step = 0 if held.kind is not Kind.TRAIN else max((row.step for row in attempts.committed(platform, held.job_id)), default=0)
     failure = classify(Evidence(phase=WorkloadPhase.ABSENT, stop_reason=StopReason(requested), committed_step=step, last_step=step))
     assert failure is not None
     status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)

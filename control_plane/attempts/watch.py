@@ -310,7 +310,7 @@ def logged(failure: str) -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """An evaluation has no tracked run of its own."""
+    """An evaluation or an export has no tracked run of its own."""
 
 
 def _complete(platform: Platform, held: Claim, end_tracking: Callable[[], None]) -> None:
@@ -336,7 +336,7 @@ def judge(
     If the launcher did not see it end, it ended when it was last seen (`seen_at`) or heard of.
     """
     seen, status = status.ended_at is not None, _ended(row, status, seen_at)
-    if held.kind is Kind.EVALUATE:
+    if held.kind is not Kind.TRAIN:
         said = row.leader.read_exit
         asked = None if said is not None else _stop_reason(platform, held, said, stalled=stalled, evicted=status.evicted)
         cancelled, preempted = asked is StopReason.CANCEL, asked is StopReason.PREEMPT

@@ -104,8 +104,6 @@ class Settings:
     validation_memory_bytes: int = 3 << 30
     """``FT_VALIDATION_MEMORY_GIB``: what the validation of one file may take. Default 3: half as much again as the 2 GiB in which
     10M rows are validated."""
-    export_memory_bytes: int = 0
-    """``FT_EXPORT_MEMORY_GIB``: memory of the worker that makes exports, for an API elsewhere. Default: this machine's."""
     toxicity_classifier: str = "builtin"
     """``FT_TOXICITY_CLASSIFIER``: ``builtin``, ``http(s)://host/v1/moderations[#model]`` or ``package.module:factory``."""
     safety_classifier: str = "builtin"
@@ -283,7 +281,6 @@ VARIABLES: Mapping[str, str] = {
     "cluster_file": "FT_CLUSTER", "pools_file": "FT_POOLS", "safety_file": "FT_SAFETY_EXAMPLES", "prices_file": "FT_PRICES",
     "eval_task_dirs": "FT_EVAL_TASKS", "eval_data_dir": "FT_EVAL_DATA", "validation_memory_bytes": "FT_VALIDATION_MEMORY_GIB",
     "eval_vllm_python": "FT_EVAL_VLLM_PYTHON",
-    "export_memory_bytes": "FT_EXPORT_MEMORY_GIB",
 }  # fmt: skip
 """Variables that are not named like their setting."""
 
@@ -366,7 +363,7 @@ _BY_NAME: Mapping[str, Callable[[str], Any]] = {
     "object_store_networks": lambda text: tuple(str(ipaddress.ip_network(word)) for word in _words(text)),
     "inference_urls": lambda text: tuple(map(_address, _words(text))),
     "served_adapters_dir": _elsewhere,
-    **dict.fromkeys(("validation_memory_bytes", "export_memory_bytes"), lambda text: int(_BY_TYPE["float"](text) * (1 << 30))),
+    "validation_memory_bytes": lambda text: int(_BY_TYPE["float"](text) * (1 << 30)),
     "judge_family": str.casefold,
     "log_format": _checked(str, "use text or json", ("text", "json").__contains__),
     "log_level": str.upper,

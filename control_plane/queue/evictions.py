@@ -32,8 +32,8 @@ def evict(conn: Connection, now: datetime) -> None:
     1. One of its nodes is to be empty by now.
     2. Its tenant, its pool or the platform is under maintenance, and no attempt is to run in :data:`NOTICE`.
 
-    A training saves a checkpoint, an evaluation begins again; both go on where jobs may start. One whose rows are locked is asked in the
-    next cycle.
+    A training saves a checkpoint, an evaluation or an export begins again; all go on where jobs may start. One whose rows are locked is
+    asked in the next cycle.
     """
     sick = set(conn.execute(sa.select(node_drains.c.node).where(node_drains.c.stop_at <= now)).scalars())
     closed = {m.scope: m for m in list_all(conn) if m.stop_at is not None and m.stop_at <= now + NOTICE}
@@ -50,7 +50,7 @@ def evict(conn: Connection, now: datetime) -> None:
     attempt_of = lock_to_stop(conn, [job_id for job_id, kind in due if kind == Kind.TRAIN])
     stops = ((job_id, due[job_id, Kind.TRAIN]) for job_id in attempt_of)
     ask_to_stop(conn, [Preempt(job_id=i, for_job=cause, lost_s=0.0, detail=why) for i, (cause, why) in stops], attempt_of, now)
-    evaluated = r.job_id.in_([job_id for job_id, kind in due if kind == Kind.EVALUATE]) & r.released_at.is_(None)
+    evaluated = r.job_id.in_([job_id for job_id, kind in due if kind != Kind.TRAIN]) & r.released_at.is_(None)
     conn.execute(sa.update(reservations).where(evaluated).values(stop_asked_at=now, preempted_for=OPERATORS))
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from agent.workload import Kind
+from control_plane.adapters.tables import exports
 from control_plane.attempts.tables import attempts
 from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
@@ -83,11 +84,14 @@ def due_runs(platform: Platform, stages: tuple[str, ...]) -> list[DueRun]:
 
 
 EVALUATION_OPEN = evaluations.c.state.in_(("queued", "running"))
+EXPORT_WAITS = (exports.c.status == "queued") & exports.c.expected_s.is_not(None)
+"""It waits for a device."""
 
 
 def any_open(platform: Platform) -> bool:
-    """Whether a job, a reservation or an evaluation is open, so that a run may become due with time, or die."""
-    return _exists(platform, jobs.c.state.not_in([state.value for state in FINAL]), reservations.c.released_at.is_(None), EVALUATION_OPEN)
+    """Whether a job, a reservation, an evaluation or an export is open, so that something may become due with time, or a run may die."""
+    open_job, held = jobs.c.state.not_in([state.value for state in FINAL]), reservations.c.released_at.is_(None)
+    return _exists(platform, open_job, held, EVALUATION_OPEN, EXPORT_WAITS)
 
 
 def evaluation_open(platform: Platform) -> bool:

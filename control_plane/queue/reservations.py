@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from agent.workload import Kind, NodeShare
+from control_plane.adapters import exports
 from control_plane.attempts.tables import attempts
 from control_plane.capacity import configured_pools, gpu_devices
 from control_plane.evaluations.tables import evaluations
@@ -46,12 +47,13 @@ TRAINING = (JobState.PROVISIONING, JobState.RUNNING)
 def grant(conn: Connection, rows: Rows, starts: Sequence[scheduler.Start], now: datetime) -> list[scheduler.Start]:
     """Grant GPUs to the jobs that start, each with a new fencing token; returns the starts whose jobs were still waiting.
 
-    The attempts of a job are numbered over its trainings and its evaluations.
+    The attempts of a job are numbered over its trainings, its evaluations and its exports.
     """
     trained = [s for s in starts if s.evaluation is None]
     evaluated = [s for s in starts if s.evaluation is not None]
     queued = _still_waiting(conn, [s.job_id for s in trained], jobs.c.state == JobState.QUEUED)
-    wanted = _begin_evaluations(conn, evaluated, now)
+    wanted = _begin_evaluations(conn, [s for s in evaluated if _ordered(s, Kind.EXPORT) is None], now)
+    wanted |= exports.begin(conn, [id_ for s in evaluated if (id_ := _ordered(s, Kind.EXPORT)) is not None], now)
     given = [s for s in trained if s.job_id in queued] + [s for s in evaluated if s.job_id in wanted]
     if not given:
         return []
@@ -60,7 +62,8 @@ def grant(conn: Connection, rows: Rows, starts: Sequence[scheduler.Start], now: 
         {
             "job_id": s.job_id, "attempt": number[s.job_id], "pool": s.pool, "num_gpus": s.num_gpus, "devices": devices,
             "placement": [list(part) for part in s.placement], "backfill": s.backfill, "granted_at": now,
-            "kind": Kind.TRAIN if s.evaluation is None else Kind.EVALUATE, "evaluation_id": s.evaluation and s.evaluation.id,
+            "kind": Kind.TRAIN if s.evaluation is None else s.evaluation.kind, "evaluation_id": _ordered(s, Kind.EVALUATE),
+            "export_id": _ordered(s, Kind.EXPORT),
         }
         for s, devices in zip(given, assign_devices(conn, given), strict=True)
     ]  # fmt: skip
@@ -68,6 +71,11 @@ def grant(conn: Connection, rows: Rows, starts: Sequence[scheduler.Start], now: 
     conn.execute(sa.insert(attempts), [{"job_id": job, "attempt": n, "workload": f"{job}-a{n}"} for job, n in number.items()])
     transition_many(conn, [_move(rows[s.job_id], s, now) for s in given if s.evaluation is None], now=now)
     return given
+
+
+def _ordered(start: scheduler.Start, kind: Kind) -> str | None:
+    """Return the id of the ordered evaluation or export that starts."""
+    return start.evaluation.id if start.evaluation is not None and start.evaluation.kind is kind else None
 
 
 def _next_attempts(conn: Connection, job_ids: Sequence[str]) -> dict[str, int]:
@@ -252,7 +260,7 @@ def _unstarted(now: datetime) -> sa.Select[Any]:
         _overdue("start", r.granted_at, ADMITTED_WITHIN, now)
         .join(jobs, jobs.c.id == r.job_id)
         .join(attempts, (attempts.c.job_id == r.job_id) & (attempts.c.attempt == r.attempt))
-        .where(sa.or_(jobs.c.state == JobState.PROVISIONING, r.kind == Kind.EVALUATE), attempts.c.started_at.is_(None))
+        .where(sa.or_(jobs.c.state == JobState.PROVISIONING, r.kind != Kind.TRAIN), attempts.c.started_at.is_(None))
     )
 
 

@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.pool import Pool as ConnectionPool
 
 from agent.workload import Kind
+from control_plane.adapters.tables import exports
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.capacity import maintenance
 from control_plane.capacity.configured_pools import pools
@@ -48,6 +49,8 @@ def read(conn: Connection, available: Sequence[Pool], now: datetime) -> tuple[sc
     holding = {r.job_id for r in held}
     queued = [r for r in conn.execute(_queued()).all() if r.id not in holding]  # the end of an attempt releases its GPUs first
     judged = [r for query in (_own_evaluations(), _ordered_evaluations()) for r in conn.execute(query).all() if r.id not in holding]
+    exported = [r for r in conn.execute(_ordered_exports()).all() if r.id not in holding | {e.id for e in judged}]
+    judged += exported
     owners = {r.tenant_id for r in (*queued, *judged)}
     snapshot = scheduler.Snapshot(
         pools=available,
@@ -80,6 +83,7 @@ def _own_evaluations() -> sa.Select[Any]:
     query = sa.select(
         j.id, j.tenant_id, j.tier, j.job_class, j.evaluation_s, j.evaluation_gpus,
         sa.func.coalesce(j.queued_at, j.created_at).label("since"), sa.null().label("evaluation_id"), sa.false().label("free"),
+        sa.literal(Kind.EVALUATE.value).label("kind"),
     )  # fmt: skip
     return query.where(j.state == JobState.EVALUATING, ~has_result(j.id, None))
 
@@ -90,9 +94,19 @@ def _ordered_evaluations() -> sa.Select[Any]:
     free = e.kind == BASE_UPDATE
     query = sa.select(
         j.id, j.tenant_id, j.tier, j.job_class, j.evaluation_s, j.evaluation_gpus, e.created_at.label("since"),
-        e.id.label("evaluation_id"), free.label("free"),
+        e.id.label("evaluation_id"), free.label("free"), sa.literal(Kind.EVALUATE.value).label("kind"),
     ).join(evaluations, e.job_id == j.id)  # fmt: skip
     return query.where(e.state == "queued").ext(distinct_on(j.id)).order_by(j.id, free, e.created_at, e.id)
+
+
+def _ordered_exports() -> sa.Select[Any]:
+    """Exports that need a device; of each job the oldest. A job with an evaluation that waits is left to that."""
+    j, e = jobs.c, exports.c
+    query = sa.select(
+        j.id, j.tenant_id, j.tier, j.job_class, e.expected_s.label("evaluation_s"), sa.literal(1).label("evaluation_gpus"),
+        e.created_at.label("since"), e.id.label("evaluation_id"), sa.false().label("free"), sa.literal(Kind.EXPORT.value).label("kind"),
+    ).join(exports, e.job_id == j.id)  # fmt: skip
+    return query.where(e.status == "queued", e.expected_s.is_not(None)).ext(distinct_on(j.id)).order_by(j.id, e.created_at, e.id)
 
 
 def has_result(job_id: sa.ColumnElement[str], evaluation_id: sa.ColumnElement[str] | None) -> sa.ColumnElement[bool]:
@@ -113,7 +127,8 @@ def _held() -> sa.Select[Any]:
     return (
         sa.select(
             r.job_id, r.attempt, r.pool, r.num_gpus, r.placement, r.granted_at, r.stop_asked_at, r.preempted_for, r.kind, r.evaluation_id,
-            j.evaluation_s, j.tenant_id, j.tier, j.job_class, j.state, j.queued_at, j.created_at, j.waited_s, j.expected_s, j.setup_s,
+            sa.func.coalesce(exports.c.expected_s, j.evaluation_s).label("evaluation_s"),
+            j.tenant_id, j.tier, j.job_class, j.state, j.queued_at, j.created_at, j.waited_s, j.expected_s, j.setup_s,
             j.step, j.total_steps, j.due_at, j.preemptions, j.stop_requested, j.estimated_finish_at,
             j.request["spot"].astext.label("spot"),
             a.started_at, a.from_step,
@@ -122,6 +137,7 @@ def _held() -> sa.Select[Any]:
         )
         .join(jobs, j.id == r.job_id)
         .outerjoin(attempts, (a.job_id == r.job_id) & (a.attempt == r.attempt))
+        .outerjoin(exports, exports.c.id == r.export_id)
         .where(r.released_at.is_(None))
     )  # fmt: skip
 
@@ -154,7 +170,7 @@ def _waiting_evaluation(r: sa.Row[Any]) -> scheduler.Waiting:
         queued_at=_unix(r.since),
         expected_s=float(r.evaluation_s or SETUP_S),
         job_class=r.job_class,
-        evaluation=scheduler.Evaluation(id=r.evaluation_id, free=r.free),
+        evaluation=scheduler.Evaluation(id=r.evaluation_id, free=r.free, kind=Kind(r.kind)),
     )
 
 
@@ -214,12 +230,12 @@ def _running_evaluation(r: sa.Row[Any]) -> scheduler.Running:
         expected_s=expected_s,
         job_class=r.job_class,
         stoppable=False,
-        stopping=r.stop_asked_at is not None or (r.evaluation_id is None and r.state != JobState.EVALUATING),
+        stopping=r.stop_asked_at is not None or (r.kind == Kind.EVALUATE and r.evaluation_id is None and r.state != JobState.EVALUATING),
     )
 
 
 def _running(r: sa.Row[Any], now: datetime) -> scheduler.Running:
-    if r.kind == Kind.EVALUATE:
+    if r.kind != Kind.TRAIN:
         return _running_evaluation(r)
     return scheduler.Running(
         job_id=r.job_id,

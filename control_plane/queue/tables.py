@@ -15,8 +15,9 @@ reservations = sa.Table(
     sa.Column("num_gpus", sa.Integer, nullable=False),
     sa.Column("placement", JSONB, nullable=False, server_default="[]"),  # [[node, GPUs], ...]
     sa.Column("devices", JSONB, nullable=False, server_default="[]"),  # [[number, ...], ...]: which GPUs, node by node as in placement
-    sa.Column("kind", sa.Text, nullable=False, server_default="train"),  # train | evaluate
+    sa.Column("kind", sa.Text, nullable=False, server_default="train"),  # train | evaluate | export
     sa.Column("evaluation_id", sa.Text),  # the ordered evaluation; null: the one that follows the job's training
+    sa.Column("export_id", sa.Text),  # the export that is made
     sa.Column("backfill", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("preempted_for", sa.Text),  # the job that it is to make room for
     timestamp("stop_asked_at", nullable=True),  # by the scheduler

@@ -150,19 +150,8 @@ def _environment(also: Sequence[str]) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Limit files of cgroups version 2 and version 1, at the paths where a container sees its own."""
 PROC = Path("/proc")
 KIB = 1 << 10
-
-
-def host_bytes() -> int:
-    """Return the smaller of the machine's memory and the control group's limit."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in CGROUP_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-            found = min(found, int(file.read_text()))
-    return found
 
 
 def used_bytes(group: int, *, at_least: int) -> int:

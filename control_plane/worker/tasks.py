@@ -16,6 +16,7 @@ from procrastinate.worker import Worker
 from control_plane.adapters import exports
 from control_plane.datasets import validation_tasks
 from control_plane.datasets.uploads import uploaded_files
+from control_plane.exports import export_workload
 from control_plane.notifications import dispatch, outbox
 from control_plane.platform.context import Platform
 from control_plane.platform.secrets import unseal
@@ -23,6 +24,7 @@ from control_plane.tracking import wandb_runs
 from control_plane.worker.periodic_work import ROUNDS, Round
 from ft_assets.errors import FtError, IntegrityError, NotFound
 from ft_assets.telemetry import correlation
+from resources.launcher import open_launcher
 
 HEARTBEAT_S, LOST_AFTER_S = 5.0, 15.0
 """Interval of a worker's heartbeats, and how long one may be silent before its tasks are given to others."""
@@ -64,7 +66,7 @@ def make_app(connector: BaseConnector, platform: Platform, *, periodic: bool) ->
     app.task(name=outbox.DELIVER, retry=Again(in_turn=True))(lambda target: dispatch.deliver(platform, target))
     app.task(name=validation_tasks.VALIDATE, retry=Again())(partial(validate, platform))
     app.task(name=validation_tasks.FETCH, retry=Again())(partial(fetch, platform))
-    app.task(name=exports.EXPORT, retry=Again())(lambda export_id, tenant: exports.make(platform, tenant, export_id))
+    app.task(name=exports.EXPORT, retry=Again())(partial(export, platform))
     app.task(name=wandb_runs.SEND, retry=Again())(lambda job_id, tenant: wandb_runs.send(platform, tenant, job_id))
     for each in ROUNDS:
         _add_round(app, each.name, each.cron, each.queue, partial(_run_round, platform, each), periodic=periodic)
@@ -87,6 +89,11 @@ def fetch(platform: Platform, *, file_id: str, tenant: str, sealed_token: str) -
         uploaded_files.refuse_without_token(platform, file_id)
     else:
         uploaded_files.fetch(platform, file_id, hub_token=token)
+
+
+def export(platform: Platform, *, export_id: str, tenant: str) -> None:
+    """Make an export, or start the workload that makes it."""
+    export_workload.carry_out(platform, open_launcher(platform.settings), tenant, export_id)
 
 
 def _add_round(app: App, name: str, cron: str, queue: str, work: Callable[[], Any], *, periodic: bool) -> None:

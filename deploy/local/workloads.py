@@ -1,4 +1,4 @@
-"""Ends training and evaluation workloads when the stack goes down: they checkpoint on SIGTERM and resume when it is up again."""
+"""Ends workloads when the stack goes down: trainings checkpoint on SIGTERM, and all resume when it is up again."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ def _describe_resume(settings: Settings, name: str) -> str:
     workload = Workload.from_json((settings.work_dir / "launcher" / name / "workload.json").read_text())
     if workload.kind is Kind.EVALUATE:
         return "stopped evaluations (keep their answers and continue when the stack is up again)"
+    if workload.kind is Kind.EXPORT:
+        return "stopped exports (made again when the stack is up again)"
     saved = checkpoints.committed(settings.work_dir / "jobs" / workload.job / "checkpoints")
     if saved:
         return "stopped training (resumes from its last checkpoint when the stack is up again)"

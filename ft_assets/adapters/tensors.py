@@ -1,10 +1,11 @@
-"""Reads safetensors files without torch: names, shapes, and whether every number is finite (bfloat16 included)."""
+"""Reads safetensors files without torch: names, shapes, and whether every number is finite (bfloat16 included); writes them one tensor at a
+time."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +79,26 @@ def _info(entry: JsonObject, *, offset: int) -> TensorInfo:
     if not all(type(n) is int and n >= 0 for n in (start, end, *shape)):
         raise ValueError("a shape or an offset is not a whole number")
     return TensorInfo(dtype=str(entry["dtype"]), shape=shape, start=offset + start, end=offset + end)
+
+
+def write(path: Path, contents: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[str], memoryview]) -> None:
+    """Writes a safetensors file; `contents` gives type and shape of each tensor, `read` its bytes, and one tensor at a time is in memory.
+
+    Wider types come first, as the format's own library orders them, so that every tensor starts at a multiple of its item's size.
+    """
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    ordered, at = sorted(contents, key=lambda name: (-ITEM_BYTES[contents[name][0]], name)), 0
+    for name in ordered:
+        dtype, shape = contents[name]
+        end = at + math.prod(shape) * ITEM_BYTES[dtype]
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in ordered:
+            file.write(read(name))
 
 
 def not_finite(path: Path, tensors: dict[str, TensorInfo]) -> Iterator[str]:

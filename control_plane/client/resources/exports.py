@@ -14,7 +14,7 @@ UNDER_WAY = frozenset({"queued", "running"})
 
 
 class Exports(Resource):
-    """Adapters as files: the adapter itself, merged weights, GGUF, the tokenizer."""
+    """Adapters as files: the adapter itself (PEFT or GGUF), merged weights, merged GGUF, the tokenizer."""
 
     def create(self, adapter_id: str, *, format: str, **options: Any) -> Record:
         """Requests an export of an adapter; the same request returns the same export.

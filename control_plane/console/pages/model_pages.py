@@ -27,10 +27,11 @@ HEADLINES = (
 """Scores that can stand for a model, the strictest first."""
 LESS_IS_BETTER = frozenset({"perplexity"})
 EXPORT_FORMS = (
-    ("adapter", "LoRA weights"), ("merged", "Base and adapter in one"), ("gguf:q8_0", "GGUF, 8 bits"), ("gguf:f16", "GGUF, 16 bits"),
-    ("gguf:f32", "GGUF, 32 bits"), ("tokenizer", "Tokenizer and chat template"),
+    ("adapter", "LoRA weights"), ("gguf_adapter", "LoRA weights as GGUF"), ("merged", "Base and adapter in one"),
+    ("merged:fp8", "Base and adapter in one, FP8"), ("gguf:q4_k_m", "GGUF, 4 bits (Q4_K_M)"), ("gguf:q8_0", "GGUF, 8 bits"),
+    ("gguf:f16", "GGUF, 16 bits"), ("gguf:f32", "GGUF, 32 bits"), ("tokenizer", "Tokenizer and chat template"),
 )  # fmt: skip
-"""Formats of exports, with the precision of GGUF files."""
+"""Formats of exports, with their precision."""
 router = APIRouter(prefix=MODELS, route_class=PageRoute, include_in_schema=False)
 After = Annotated[str | None, Query()]
 

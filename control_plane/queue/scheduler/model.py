@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent.workload import Kind
 from control_plane.capacity.pools import Pool
 
 TIER_ORDER = {"premium": 0, "standard": 1, "free": 2}
@@ -46,13 +47,15 @@ class Reservation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What a job waits for that was trained already. It stops no other job and is not stopped, because it is short."""
+    """What a job waits for that was trained already: an evaluation, or an export. It stops no other job and is not stopped, because it is
+    short."""
 
     id: str | None
-    """The ordered evaluation; None: the one that follows the job's training, whose time was held against the hard cap with that of the
-    training, so that the cap does not bar it."""
+    """The ordered evaluation or export; None: the evaluation that follows the job's training, whose time was held against the hard cap with
+    that of the training, so that the cap does not bar it."""
     free: bool = False
     """The platform ordered it, and pays."""
+    kind: Kind = Kind.EVALUATE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +83,7 @@ class Waiting:
     barred_until: float | None = None
     """When its tenant's hard cap or suspension last barred it in this stay; time before that does not count as waiting."""
     evaluation: Evaluation | None = None
-    """It waits to be evaluated, not to be trained."""
+    """It waits to be evaluated or exported, not to be trained."""
 
     def waited(self, now: float) -> float:
         """Seconds in the queue over all stays, excluding time barred."""

@@ -25,7 +25,7 @@ def order(
     """Return jobs in the order in which they are offered GPUs.
 
     1. Premium before standard before free.
-    2. Within a tier, evaluations of tenants first, which are short and release a result.
+    2. Within a tier, evaluations and exports of tenants first, which are short and release a result.
     3. Then overdue jobs, the longest overdue before others.
     4. Then evaluations that the platform ordered: many at once, of a base that is to be updated, and no tenant waits for them.
     5. Then least work first: expected seconds times GPUs (to a power), times the tenant's fair-share factor (:func:`factors`), divided by

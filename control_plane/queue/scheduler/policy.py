@@ -382,7 +382,7 @@ def never(job: Waiting) -> tuple[Reason, str]:
     if job.evaluation is not None:
         kind = f"of tier {job.tier} and class {job.job_class}"
         on_a_node = f" on a node with {job.num_gpus} GPUs in service" if job.num_gpus > 1 else ""
-        return Reason.EXCEEDS_MAX_QUOTA, f"no pool takes a job {kind}{on_a_node}; the evaluation starts when an operator has added one"
+        return Reason.EXCEEDS_MAX_QUOTA, f"no pool takes a job {kind}{on_a_node}; it starts when an operator has added one"
     most = f"no pool gives that many GPUs to one job of tier {job.tier} and class {job.job_class}"
     return Reason.EXCEEDS_MAX_QUOTA, f"num_gpus is {job.num_gpus}; {most}. Request fewer GPUs or another recipe"
 

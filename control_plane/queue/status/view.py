@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from agent.workload import Kind
+from control_plane.adapters.tables import exports
 from control_plane.capacity.configured_pools import pools
 from control_plane.capacity.occupancy import Held, PoolUse, occupancy
 from control_plane.capacity.pools import Pool
@@ -252,8 +253,10 @@ def _waiting(conn: Connection, now: datetime, which: sa.ColumnElement[bool], *, 
 
 def _running(conn: Connection, which: sa.ColumnElement[bool]) -> list[RunningJob]:
     j, r = jobs.c, reservations.c
-    takes_s = sa.case((r.kind == Kind.EVALUATE, j.evaluation_s), else_=j.expected_s)
-    end = sa.func.coalesce(j.estimated_finish_at, r.granted_at + sa.func.make_interval(0, 0, 0, 0, 0, 0, takes_s))
+    exported_s = sa.select(exports.c.expected_s).where(exports.c.id == r.export_id).scalar_subquery()
+    takes_s = sa.case((r.kind == Kind.EVALUATE, j.evaluation_s), (r.kind == Kind.EXPORT, exported_s), else_=j.expected_s)
+    ends = sa.case((r.kind != Kind.EXPORT, j.estimated_finish_at))
+    end = sa.func.coalesce(ends, r.granted_at + sa.func.make_interval(0, 0, 0, 0, 0, 0, takes_s))
     query = sa.select(
         j.id, j.tenant_id.label("tenant"), j.model, j.tier, j.state, r.attempt, r.pool, r.num_gpus, r.placement, r.backfill,
         r.granted_at.label("since"), end.label("estimated_end"), j.step, j.total_steps, j.preemptions, r.stop_asked_at,

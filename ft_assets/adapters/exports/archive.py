@@ -8,17 +8,26 @@ import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ft_assets.adapters import package, tensors, whole_model
+from ft_assets.adapters import package, whole_model
 from ft_assets.adapters.exports import Format, Precision
 from ft_assets.durable_files import sha256_of
+from ft_assets.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from ft_assets.adapters.exports.proof import Reference
 
 MANIFEST, CARD = "manifest.json", "README.md"
 TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json",
     "merges.txt", "chat_template.jinja",
 )  # fmt: skip
+
+NO_LLAMA_CPP = (
+    "precision q4_k_m is made by llama.cpp, which the machine that makes exports does not have; choose q8_0, or have an operator install "
+    "the extra gguf there"
+)
 
 Say = Callable[[str], None]
 
@@ -94,46 +103,95 @@ def _make_tokenizer(order: Order, out: Path, _scratch: Path, _say: Say) -> Mappi
     return {}
 
 
-def _make_merged(order: Order, out: Path, _scratch: Path, say: Say) -> Mapping[str, Any]:
+def _make_gguf_adapter(order: Order, out: Path, _scratch: Path, say: Say) -> Mapping[str, Any]:
+    from ft_assets.adapters.exports import gguf_adapter
+
+    if whole_model.is_whole(order.adapter_dir):
+        raise InvalidRequest(f"{order.name} is a whole model and has no adapter; export it as gguf", code="invalid_format", param="format")
+    say("writing GGUF")
+    gguf_adapter.write_adapter(order.adapter_dir, _config(order), out / "adapter.gguf", name=order.name)
+    return {}
+
+
+def _make_merged(order: Order, out: Path, scratch: Path, say: Say) -> Mapping[str, Any]:
     from ft_assets.adapters.exports import merge, proof
 
+    if order.precision is Precision.FP8:
+        return _make_fp8(order, out, scratch, say)
     say("computing the answers of base and adapter")
     wanted = proof.reference(order.base_dir, order.adapter_dir)
     say("merging")
     merge.merge(order.base_dir, order.adapter_dir, out)
     say("verifying the merged weights")
-    return {"proof": asdict(proof.prove(wanted, out, stored=_stored(out))), "stored_as": _stored(out)}
+    return {"proof": asdict(proof.prove(wanted, out, stored=proof.stored_type(out))), "stored_as": proof.stored_type(out)}
+
+
+def _make_fp8(order: Order, out: Path, scratch: Path, say: Say) -> Mapping[str, Any]:
+    from ft_assets.adapters.exports import fp8, merge, proof
+
+    fp8.check_layers(order.base_dir)
+    say("computing the answers of base and adapter")
+    wanted = proof.reference(order.base_dir, order.adapter_dir)
+    say("merging")
+    merged = scratch / "merged"
+    merge.merge(order.base_dir, order.adapter_dir, merged)
+    say("verifying the merged weights")
+    before = proof.prove(wanted, merged, stored=proof.stored_type(merged))
+    say("writing FP8 weights")
+    fp8.write_fp8(merged, out)
+    shutil.rmtree(merged)
+    say("verifying the FP8 weights")
+    fp8.read_back(out, scratch / "read_back", dtype=wanted.dtype)
+    after = proof.prove(wanted, scratch / "read_back", stored="FP8")
+    return {"proof": asdict(after), "before_quantization": asdict(before), "stored_as": "FP8"}
 
 
 def _make_gguf(order: Order, out: Path, scratch: Path, say: Say) -> Mapping[str, Any]:
-    from ft_assets.adapters.exports import gguf_file, merge, proof
+    from ft_assets.adapters.exports import gguf_file, llama_cpp, merge, proof
 
     assert order.precision is not None
-    gguf_file.check_architecture(json.loads((order.base_dir / "config.json").read_text()))
+    if order.precision is Precision.Q4_K_M and not llama_cpp.is_installed():
+        raise InvalidRequest(NO_LLAMA_CPP, code="llama_cpp_missing", param="precision")
+    gguf_file.check_architecture(_config(order))
     say("computing the answers of base and adapter")
     wanted = proof.reference(order.base_dir, order.adapter_dir)
     merged = scratch / "merged"
     say("merging")
     merge.merge(order.base_dir, order.adapter_dir, merged)
-    file = f"model-{order.precision}.gguf"
+    file = out / f"model-{order.precision}.gguf"
+    stored = proof.stored_type(order.base_dir)
     say("writing GGUF")
-    gguf_file.write_gguf(merged, out / file, name=order.name, precision=order.precision)
-    for shard in merged.glob("*.safetensors"):
-        shard.unlink()
-    (merged / file).symlink_to(out / file)
+    if order.precision is Precision.Q4_K_M:
+        return _quantized(order, wanted, merged, file, stored, say)
+    gguf_file.write_gguf(merged, file, name=order.name, precision=order.precision)
     say("verifying the GGUF file")
-    coarsest = max(_stored(order.base_dir), {"f32": "F32", "f16": "F16", "q8_0": "Q8_0"}[order.precision], key=list(proof.TOLERANCES).index)
-    return {"proof": asdict(proof.prove(wanted, merged, stored=coarsest, gguf_file=file))}
+    coarsest = max(stored, order.precision.upper(), key=list(proof.TOLERANCES).index)
+    return {"proof": asdict(proof.prove_gguf(wanted, file, merged, stored=coarsest))}
 
 
-def _stored(directory: Path) -> str:
-    """Returns the coarsest type in which a matrix of the model is stored."""
-    kinds = {t.dtype for f in directory.glob("*.safetensors") for t in tensors.header(f).values() if len(t.shape) > 1}
-    return next((k for k in ("BF16", "F16") if k in kinds), "F32")
+def _quantized(order: Order, wanted: Reference, merged: Path, file: Path, stored: str, say: Say) -> Mapping[str, Any]:
+    from ft_assets.adapters.exports import gguf_file, llama_cpp, proof
+
+    whole = merged / "model-f32.gguf"
+    gguf_file.write_gguf(merged, whole, name=order.name, precision=Precision.F32)
+    say("verifying the GGUF file")
+    before = proof.prove_gguf(wanted, whole, merged, stored=stored)
+    say("quantizing with llama.cpp")
+    llama_cpp.quantize(whole, file, llama_cpp.Q4_K_M)
+    whole.unlink()
+    say("verifying the quantized file")
+    after = proof.prove_gguf(wanted, file, merged, stored="Q4_K_M")
+    return {"proof": asdict(after), "before_quantization": asdict(before)}
+
+
+def _config(order: Order) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads((order.base_dir / "config.json").read_text(encoding="utf-8"))
+    return found
 
 
 _MAKERS: Mapping[Format, Callable[[Order, Path, Path, Say], Mapping[str, Any]]] = {
     Format.ADAPTER: _make_adapter, Format.TOKENIZER: _make_tokenizer, Format.MERGED: _make_merged, Format.GGUF: _make_gguf,
+    Format.GGUF_ADAPTER: _make_gguf_adapter,
 }  # fmt: skip
 
 
@@ -142,14 +200,23 @@ def _card(order: Order) -> str:
     base = order.base["repo"] if order.base.get("repo") not in (None, "local") else None
     whole = whole_model.is_whole(order.adapter_dir)
     kind = "merged" if whole and order.format is Format.ADAPTER else str(order.format)
+    relations = {"adapter": "adapter", "gguf_adapter": "adapter", "gguf": "quantized"}
+    relation = "quantized" if order.precision is Precision.FP8 else relations.get(kind, "finetune")
     front = {
         "license": order.base.get("license") if order.base.get("license") != "unknown" else None,
         "base_model": base,
-        "base_model_relation": None if base is None else {"adapter": "adapter", "gguf": "quantized"}.get(kind, "finetune"),
-        "library_name": {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}.get(kind),
+        "base_model_relation": None if base is None else relation,
+        "library_name": {"adapter": "peft", "merged": "transformers", "gguf": "gguf", "gguf_adapter": "gguf"}.get(kind),
     }
     lines = [f"{k}: {json.dumps(v)}" for k, v in front.items() if v]
     weights = "weights" if whole else "merged weights"
-    what = {"adapter": "LoRA adapter", "merged": weights, "gguf": "GGUF file", "tokenizer": "tokenizer"}[kind]
+    names = {
+        "adapter": "LoRA adapter",
+        "merged": weights,
+        "gguf": "GGUF file",
+        "gguf_adapter": "LoRA adapter (GGUF)",
+        "tokenizer": "tokenizer",
+    }
+    what = f"{names[kind]} in FP8" if order.precision is Precision.FP8 else names[kind]
     reported = [f"- base model: {order.base['id']} ({order.base['digest']})", *(f"- {k}: {v}" for k, v in order.adapter.items())]
     return "\n".join(["---", *lines, "---", f"# {order.name}", "", f"The {what} of a fine-tuning job.", "", *reported, ""])

@@ -1,4 +1,4 @@
-"""Merges base and adapter into one set of weights: shard by shard, computed in float32, stored in the base's types."""
+"""Merges base and adapter into one set of weights: matrix by matrix, computed in float32, stored in the base's types."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from ft_assets.adapters import package
+from ft_assets.adapters import package, tensors
 from ft_assets.adapters.exports.archive import TOKENIZER
 from ft_assets.adapters.tensors import module_name
 from ft_assets.base_models import ties_embeddings
@@ -26,31 +26,31 @@ BESIDE = ("config.json", "generation_config.json", "model.safetensors.index.json
 def merge(base_dir: Path, adapter_dir: Path, target: Path) -> int:
     """Writes the merged model into `target`; returns the number of matrices that the adapter changed.
 
-    A full model instead of an adapter is copied: it already has its weights.
+    Each shard is copied, and the changed matrices are written over their old bytes, so that memory holds one matrix at a time: its stored
+    form, its float32 form, and the adapter. A full model instead of an adapter is copied: it already has its weights.
     """
     copy_beside(base_dir, target)
     if not (adapter_dir / package.WEIGHTS).is_file():
         return _take_over(adapter_dir, target)
     found = package.read(adapter_dir)
-    pairs = _pairs(load_file(adapter_dir / package.WEIGHTS), dora=bool(found.config.get("use_dora")))
+    changes = changes_of(load_file(adapter_dir / package.WEIGHTS), dora=bool(found.config.get("use_dora")))
     config = json.loads((base_dir / "config.json").read_text())
-    if "lm_head" in pairs and ties_embeddings(config):
+    if "lm_head" in changes and ties_embeddings(config):
         raise FtError("the adapter changes lm_head, which this base shares with its embedding: they cannot be merged", code="export_failed")
-    left = set(pairs)
+    left = set(changes)
     for shard in sorted(base_dir.glob("*.safetensors")):
-        weights: dict[str, torch.Tensor] = {}
-        with safe_open(shard, framework="pt") as file:
-            metadata = file.metadata() or {"format": "pt"}
-            for name in file.keys():  # noqa: SIM118
-                weights[name] = file.get_tensor(name)
+        shutil.copyfile(shard, target / shard.name)
+        with safe_open(shard, framework="pt") as file, (target / shard.name).open("r+b") as out:
+            for name, info in tensors.header(shard).items():
                 module = module_name(name, str(config.get("model_type", ""))).removesuffix(".weight")
                 if module in left:
-                    weights[name] = _merged(weights[name], pairs[module], scale=package.scale_of(found.config, module))
+                    merged = _merged(file.get_tensor(name), changes[module], scale=package.scale_of(found.config, module))
+                    out.seek(info.start)
+                    out.write(as_bytes(merged))
                     left.discard(module)
-        save_file(weights, target / shard.name, metadata=metadata)
     if left:
         raise FtError(f"the base holds no weight {min(left)}.weight, which the adapter changes", code="export_failed")
-    return len(pairs)
+    return len(changes)
 
 
 def copy_beside(base_dir: Path, target: Path, names: tuple[str, ...] = BESIDE) -> None:
@@ -70,16 +70,18 @@ def _take_over(model_dir: Path, target: Path) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Change:
+class Change:
     """What an adapter trains of one module."""
 
     a: torch.Tensor
+    """Shape (rank, inputs)."""
     b: torch.Tensor
+    """Shape (outputs, rank)."""
     magnitude: torch.Tensor | None
     """Lengths of the rows of the changed weight (DoRA); None: as they come out."""
 
 
-def _pairs(weights: Mapping[str, torch.Tensor], *, dora: bool) -> dict[str, _Change]:
+def changes_of(weights: Mapping[str, torch.Tensor], *, dora: bool) -> dict[str, Change]:
     """Returns the change of each module."""
     sides: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in weights.items():
@@ -89,12 +91,17 @@ def _pairs(weights: Mapping[str, torch.Tensor], *, dora: bool) -> dict[str, _Cha
         elif magnitude is not None and dora:
             sides.setdefault(magnitude["module"], {})["magnitude"] = tensor
         else:
-            raise FtError(f"tensor {name} of the adapter is not a LoRA matrix and cannot be merged", code="export_failed")
-    return {module: _Change(a=found["A"], b=found["B"], magnitude=found.get("magnitude")) for module, found in sides.items()}
+            raise FtError(f"tensor {name} of the adapter is not a LoRA matrix; only those can be merged or converted", code="export_failed")
+    return {module: Change(a=found["A"], b=found["B"], magnitude=found.get("magnitude")) for module, found in sides.items()}
 
 
-def _merged(weight: torch.Tensor, change: _Change, *, scale: float) -> Any:
-    whole = weight.float() + scale * (change.b.float() @ change.a.float())
+def _merged(weight: torch.Tensor, change: Change, *, scale: float) -> Any:
+    whole = weight.to(torch.float32, copy=True).addmm_(change.b.float(), change.a.float(), alpha=scale)
     if change.magnitude is not None:
         whole *= (change.magnitude.float() / torch.linalg.norm(whole, dim=1))[:, None]
-    return whole.to(weight.dtype).contiguous()
+    return whole.to(weight.dtype)
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """Returns the bytes of a tensor as safetensors stores them."""
+    return memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy())

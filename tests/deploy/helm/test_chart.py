@@ -129,7 +129,6 @@ def test_the_platform_reads_its_environment(name: str, tmp_path: Path) -> None:
     assert settings.object_store_networks == tuple(given["objectStore"]["networks"])
     assert settings.inference_urls == tuple(given.get("inference", {}).get("urls", ()))
     assert settings.api_host == "0.0.0.0"
-    assert settings.export_memory_bytes == 14 << 30, "the worker's, also in the API"
     assert settings.internal_url == "http://ft-ft-platform-api.ft-platform.svc:8000", "tenants' network policies let no other address pass"
     assert settings.mlflow_uri == ("" if "mlflow" not in given else f"sqlite:///{tmp_path}/mlflow.db"), (
         "a Secret's variable replaces the file"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,9 @@ def made(wanted: Order, scratch: Path) -> tuple[Built, Path]:
     return built, scratch / "unpacked"
 
 
-def variant(directory: Path, **config: Any) -> Path:
-    """The tiny model as another architecture, with what that has beyond Llama."""
-    build_tiny_model(directory)
+def variant(directory: Path, *, start: Callable[[Path], Path] = build_tiny_model, **config: Any) -> Path:
+    """The tiny model, as `start` makes it, as another architecture, with what that has beyond Llama."""
+    start(directory)
     body = json.loads((directory / "config.json").read_text()) | config
     (directory / "config.json").write_text(json.dumps(body))
     weights, rng = load_file(directory / "model.safetensors"), np.random.default_rng(3)

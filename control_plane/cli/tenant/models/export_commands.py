@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from control_plane.client import FtClient, Record
 
 AdapterId = Annotated[str, typer.Argument(metavar="ADAPTER", help="Adapter id or model name (`ft adapters` lists them).")]
-Format = Annotated[str, typer.Option("--format", help="adapter, merged, gguf or tokenizer.")]
-Precision = Annotated[str | None, typer.Option("--precision", help="For gguf: f32, f16 (the default) or q8_0.")]
+Format = Annotated[str, typer.Option("--format", help="adapter, gguf_adapter, merged, gguf or tokenizer.")]
+Precision = Annotated[str | None, typer.Option("--precision", help="For gguf: f32, f16 (default), q8_0, q4_k_m. For merged: fp8.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="New or empty directory for the files.")]
 Push = Annotated[str | None, typer.Option("--push", help="Repository ORG/NAME of the Hub at FT_HUB_ENDPOINT; created if missing.")]
 Token = Annotated[str, typer.Option("--token", envvar="HF_TOKEN", help="Token of the Hub for --push; sent only to the Hub.")]
@@ -46,7 +46,7 @@ def export(
     public: Annotated[bool, typer.Option("--public", help="Allow --push to create, or push to, a public repository.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Export an adapter, merged weights, a GGUF file or the tokenizer: to a directory, to a Hub, or both."""
+    """Export an adapter, merged weights, GGUF files or the tokenizer: to a directory, to a Hub, or both."""
     if out is None and push is None:
         raise InvalidRequest("choose a destination: -o DIR, --push ORG/NAME, or both", param="out")
     endpoint = _endpoint(push, token)
@@ -55,7 +55,7 @@ def export(
     with connect() as client, tempfile.TemporaryDirectory(prefix="ft-export-", dir=_beside(out)) as scratch:
         made = client.exports.create(adapter, format=format, precision=precision)
         if made["status"] != "ready":
-            say(f"{made['id']} is in progress; it takes about three times as long as loading the model")
+            say(f"{made['id']} is {made['status']}; merged weights and GGUF files wait for a device as jobs do")
             made = client.exports.wait(adapter, made["id"])
         if made["status"] == "failed":
             why = made["error"] or {"code": None, "message": f"export {made['id']} failed"}

@@ -308,7 +308,7 @@ END $$;
 CREATE TRIGGER reservations_hold AFTER INSERT OR UPDATE OF released_at, placement, devices ON reservations FOR EACH ROW
     EXECUTE FUNCTION ft_hold_devices();
 
--- The queue: whoever listens on the channel ft_queue hears that jobs, reservations or evaluations changed.
+-- The queue: whoever listens on the channel ft_queue hears that jobs, reservations, evaluations or exports changed.
 
 CREATE FUNCTION ft_queue_changed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_notify('ft_queue', ''); RETURN NULL; END $$;
 
@@ -316,3 +316,4 @@ CREATE TRIGGER jobs_told AFTER INSERT OR UPDATE OF state, prepare_runs, train_ru
     EXECUTE FUNCTION ft_queue_changed();
 CREATE TRIGGER reservations_told AFTER INSERT OR UPDATE OF released_at ON reservations EXECUTE FUNCTION ft_queue_changed();
 CREATE TRIGGER evaluations_told AFTER INSERT OR UPDATE OF state, runs ON evaluations EXECUTE FUNCTION ft_queue_changed();
+CREATE TRIGGER exports_told AFTER INSERT OR UPDATE OF status ON exports EXECUTE FUNCTION ft_queue_changed();

@@ -795,6 +795,7 @@ CREATE TABLE reservations (
     devices jsonb NOT NULL DEFAULT '[]',
     kind text NOT NULL DEFAULT 'train',
     evaluation_id text,
+    export_id text,
     CONSTRAINT pk_reservations PRIMARY KEY (job_id, attempt),
     CONSTRAINT fk_reservations_job_id FOREIGN KEY (job_id) REFERENCES jobs(id)
 );
@@ -990,9 +991,11 @@ CREATE TABLE exports (
     id text NOT NULL,
     tenant_id text NOT NULL,
     adapter_id text NOT NULL,
+    job_id text NOT NULL,
     key text NOT NULL,
     format text NOT NULL,
     "precision" text,
+    expected_s double precision,
     status text NOT NULL,
     error jsonb,
     progress jsonb,
@@ -1007,6 +1010,7 @@ CREATE TABLE exports (
     CONSTRAINT pk_exports PRIMARY KEY (id),
     CONSTRAINT uq_exports_tenant_id_adapter_id_key UNIQUE (tenant_id, adapter_id, key),
     CONSTRAINT fk_exports_adapter_id FOREIGN KEY (adapter_id) REFERENCES adapters(id),
+    CONSTRAINT fk_exports_job_id FOREIGN KEY (job_id) REFERENCES jobs(id),
     CONSTRAINT fk_exports_tenant_id FOREIGN KEY (tenant_id) REFERENCES tenants(id)
 );
 

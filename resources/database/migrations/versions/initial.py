@@ -4,7 +4,7 @@ Calls of the API run as the role ``ft_tenant`` with ``ft.tenant`` set for the tr
 it forgot to say. The platform's processes and its operators connect as two other roles. None of the three is a superuser, owns a table or
 bypasses row security, so ``RESET ROLE`` and ``SET ROLE`` lead nowhere; only the owner, who migrates, can do more.
 
-Revision ID: initial_17
+Revision ID: initial_18
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from alembic import op
 from procrastinate.schema import SchemaManager
 
-revision = "initial_17"
+revision = "initial_18"
 down_revision = None
 
 FILES = Path(__file__).parent.parent / "initial"
@@ -104,8 +104,8 @@ WRITTEN_BY_TENANTS = {
         False,
     ),
     "exports": (
-        "id tenant_id adapter_id key format precision created_at status error progress claim beat_at finished_at",
-        "status error progress claim beat_at finished_at",
+        "id tenant_id adapter_id job_id key format precision expected_s created_at status error progress claim beat_at finished_at",
+        "created_at status error progress claim beat_at finished_at",
         True,
     ),
     "files": (

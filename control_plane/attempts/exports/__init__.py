@@ -1,0 +1,1 @@
+"""What follows from the end of an export's attempt."""
