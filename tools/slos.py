@@ -129,6 +129,7 @@ def dashboard(period: str, slos: Sequence[Slo]) -> Mapping[str, Any]:
     panels: list[Mapping[str, Any]] = []
     for number, slo in enumerate(slos):
         top, first = 9 * number, 5 * number + 1
+        rates = f'max by (window) (slo:burn_rate{{slo="{slo.name}"}})'
         one, left = f'slo="{slo.name}"', [(f'1 - slo:burn_rate{{slo="{slo.name}",window="{period}"}}', "left")]
         panels += [
             {"id": first, "type": "row", "title": f"{slo.title}: {100 * slo.objective:g} %", "collapsed": False,
@@ -136,7 +137,7 @@ def dashboard(period: str, slos: Sequence[Slo]) -> Mapping[str, Any]:
             _panel(first + 1, "stat", f"Budget left of {period}", (0, top + 1, 4, 4), left, unit="percentunit", low_is_bad=True),
             _panel(first + 2, "stat", f"Events in {period}", (0, top + 5, 4, 4), [(f'slo:events{{{one},window="{period}"}}', "events")]),
             _panel(first + 3, "timeseries", "Budget left", (4, top + 1, 10, 8), left, unit="percentunit"),
-            _panel(first + 4, "timeseries", "Burn rate by window", (14, top + 1, 10, 8), [(f"max by (window) (slo:burn_rate{{{one}}})", "{{window}}")]),
+            _panel(first + 4, "timeseries", "Burn rate by window", (14, top + 1, 10, 8), [(rates, "{{window}}")]),
         ]  # fmt: skip
     return {
         "title": "ft-platform: objectives", "uid": "ft-slos", "schemaVersion": 39, "version": 1, "editable": True, "timezone": "utc",

@@ -165,7 +165,8 @@ def test_a_file_that_its_tenant_deleted_breaks_nothing_and_is_named(
     (one,) = found["adapters"]
     assert found["holds"]
     assert [(link["link"], link["detail"]) for link in one["links"] if link["holds"] is None] == [
-        (f"training file {upload[0]}", "deleted; see its proof")
+        ("signature", "not signed yet"),
+        (f"training file {upload[0]}", "deleted; see its proof"),
     ]
     assert one["uploads"][0]["sha256"] == upload[1], "the digest stays"
 
