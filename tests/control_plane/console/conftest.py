@@ -39,7 +39,7 @@ def visit(api_url: str) -> Iterator[Callable[[str], Visitor]]:
     made: list[httpx.Client] = []
 
     def sign_in(key: str) -> Visitor:
-        made.append(httpx.Client(base_url=api_url, headers={"accept": "text/html"}))
+        made.append(httpx.Client(base_url=api_url, headers={"accept": "text/html"}, timeout=60))
         answer = made[-1].post("/console/sign-in", data={"key": key})
         assert answer.status_code == 303, answer.text
         return Visitor(made[-1])

@@ -93,9 +93,9 @@ def test_pages_escape_what_tenants_write_and_show_none_of_their_rows(operator: V
 
 @pytest.mark.parametrize("path", OPERATOR_PAGES.values(), ids=OPERATOR_PAGES.keys())
 def test_tenants_and_strangers_open_no_operators_page(world: OperatorWorld, api_url: str, path: str) -> None:
-    stranger = httpx.get(f"{api_url}{path}")
+    stranger = httpx.get(f"{api_url}{path}", timeout=60)
     assert stranger.headers["location"].startswith("/console/sign-in?next=%2Fconsole%2Foperator")
-    with httpx.Client(base_url=api_url) as tenant:
+    with httpx.Client(base_url=api_url, timeout=60) as tenant:
         tenant.post("/console/sign-in", data={"key": world.queue.key(world.acme)})
         refused = tenant.get(path)
         assert (refused.status_code, "operator_key_required" in refused.text) == (403, True)

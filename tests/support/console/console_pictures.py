@@ -51,6 +51,7 @@ HEADING = "## Pictures"
 ROW = 2
 """Pictures beside each other in the document."""
 DESKTOP, PHONE = {"width": 1120, "height": 800}, {"width": 390, "height": 780}
+TIMEOUT_MS = 300_000
 MAX_BYTES = 60_000
 QUALITIES = range(80, 20, -10)
 """Of WebP, tried in this order until a picture is small enough."""
@@ -242,13 +243,14 @@ def _taken(browser: Browser, site: Site, shot: Shot) -> bytes:
         base_url=site.url, viewport=PHONE if shot.is_phone else DESKTOP, color_scheme="dark" if shot.theme == "dark" else "light",
         locale="en-US", timezone_id="America/New_York", reduced_motion="reduce",
     )  # fmt: skip
+    context.set_default_timeout(TIMEOUT_MS)
     with context:
         return _compressed(_screenshot(context, site, shot))
 
 
 def _screenshot(context: BrowserContext, site: Site, shot: Shot) -> bytes:
     if shot.page != "sign-in":
-        context.request.post("/console/sign-in", form={"key": site.key})
+        context.request.post("/console/sign-in", form={"key": site.key}, timeout=TIMEOUT_MS)
     page = context.new_page()
     page.goto(site.paths[shot.page], wait_until="load")
     ACTIONS.get(shot.page, lambda _: None)(page)

@@ -32,7 +32,7 @@ def test_every_page_and_every_change_needs_a_session(world: World, api_url: str)
         if str(route.path).startswith("/console") and route.path not in OPEN:
             path = re.sub(r"\{\w+(:path)?\}", "x", str(route.path))
             for method in route.methods or ():
-                answer = httpx.request(method, f"{api_url}{path}")
+                answer = httpx.request(method, f"{api_url}{path}", timeout=60)
                 found[f"{method} {route.path}"] = (answer.status_code, answer.headers.get("location", "")[:16])
     assert len(found) > 25
     assert {route: answer for route, answer in found.items() if answer != (303, "/console/sign-in")} == {}
@@ -239,4 +239,4 @@ def test_the_reference_has_every_operation_of_the_document(api_url: str) -> None
     assert "starting with <code>ftjob-</code>" in answer.text, "what descriptions have between backticks is shown as code"
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|https?://(?!127\.0\.0\.1)", answer.text), "no address of others"
     assert "default-src 'self'" in answer.headers["content-security-policy"]
-    assert httpx.get(f"{api_url}/docs", headers={"accept-encoding": "identity"}).text == answer.text
+    assert httpx.get(f"{api_url}/docs", headers={"accept-encoding": "identity"}, timeout=60).text == answer.text
