@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -21,7 +22,10 @@ def main(train: type[Supervisor] = Supervisor, evaluate: type[EvaluationSupervis
     logs.configure(SERVICE)
     workload = Workload.from_json(Path(os.environ[VARIABLE]).read_text())
     token = read_token(Path(os.environ[TOKEN_FILE]))
-    supervise = {Kind.TRAIN: train, Kind.EVALUATE: evaluate, Kind.EXPORT: ExportSupervisor}[workload.kind]
+    of_kind: Mapping[Kind, Callable[..., Supervisor | EvaluationSupervisor]] = {
+        Kind.TRAIN: train, Kind.EVALUATE: evaluate, Kind.EXPORT: ExportSupervisor,
+    }  # fmt: skip
+    supervise = of_kind[workload.kind]
     supervisor = supervise(workload, token=token, node=int(os.environ[NODE]), node_dir=Path(os.environ[NODE_DIR]))
 
     def stop(_signum: int, _frame: FrameType | None) -> None:

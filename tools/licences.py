@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from email.message import Message
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
+from typing import cast
 
 from tools.images import EXTRAS, locked, name
 from tools.lock import ROOT
@@ -55,7 +57,7 @@ def licence_of(package: str) -> str | None:
     if package in STATED or OF_NVIDIA.match(package):
         return STATED.get(package, "LicenseRef-NVIDIA-Proprietary")
     try:
-        found = metadata(package)
+        found = cast(Message, metadata(package))
     except PackageNotFoundError:
         return None
     classifiers = [c.rpartition(" :: ")[2] for c in found.get_all("Classifier", []) if c.startswith("License ::")]

@@ -287,7 +287,7 @@ def content_of(platform: Platform, row: Export) -> tuple[AdapterRecord, Callable
     """Return the adapter, and what makes the order of its export from the directories of base and adapter."""
     record = adapters.get_adapter(platform, row.tenant_id, row.adapter_id)
     model = platform.models.card(record.base_model)
-    described = {
+    described: dict[str, Any] = {
         "format": Format(row.format), "precision": Precision(row.precision) if row.precision else None, "name": record.name,
         "trained_in_4_bit": _trained_in_4_bit(platform, record.job_id),
         "adapter": {k: getattr(record, k) for k in ("id", "job_id", "dataset_id", "spec_sha256", "manifest_sha256")},

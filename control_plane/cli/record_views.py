@@ -106,7 +106,7 @@ def add_commands(app: typer.Typer, panel: str, *commands: Callable[..., None]) -
 
 
 def add_group(
-    app: typer.Typer, name: str, commands: Mapping[str, Callable[..., None]], *, help: str, panel: str | None = None
+    app: typer.Typer, name: str, commands: Mapping[str, Callable[..., Any]], *, help: str, panel: str | None = None
 ) -> typer.Typer:
     """Add a group with `commands` by name; returns it, for more commands."""
     group = typer.Typer(help=help, no_args_is_help=True)

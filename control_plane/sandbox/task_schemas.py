@@ -22,7 +22,7 @@ def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]
     return {"verdicts": [_verdict(validators[index], text) for index, text in order["checks"]]}
 
 
-def _validator(schema: Mapping[str, Any]) -> Any:
+def _validator(schema: dict[str, Any]) -> Any:
     try:
         return jsonschema_rs.validator_for(schema, retriever=_fetch_nothing, pattern_options=jsonschema_rs.RegexOptions())
     except ValueError:

@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from datetime import datetime
+from typing import Final
 
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import LineageIncomplete
 
-LORA, FULL = "lora_adapter", "full_model"
+LORA: Final = "lora_adapter"
+FULL: Final = "full_model"
 LORA_ONLY = frozenset({"rank", "alpha", "modules"})
 """Fields without a value for a full model."""
 

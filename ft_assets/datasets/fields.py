@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.report.problems import Problem
@@ -258,7 +258,7 @@ class Reading:
         if (size := len(json.dumps(given))) > MAX_SCHEMA_BYTES:
             message = f"it has {size} bytes, more than {MAX_SCHEMA_BYTES}"
             self.add(RESPONSE_FORMAT, "invalid_response_format", message, "shorten the schema, or leave it out")
-        return {} if kind == "text" else dict(given)
+        return {} if kind == "text" else dict(cast(Mapping[str, Any], given))
 
     def turns(self, value: Any, path: str, role: Role) -> tuple[Message, ...]:
         """Returns a text as one message of `role`, or messages unchanged (a single one may come without its list)."""

@@ -425,6 +425,6 @@ def _held_out_examples(platform: Platform, tenant: str, job: Job, file_id: str) 
 
 def _as_row(example: Example) -> JsonObject:
     wanted = () if example.kind == "kto" and not example.label else (*example.messages, *example.chosen)
-    row = {"messages": [m.as_template() for m in wanted], "tools": list(example.tools)}
+    row: dict[str, Any] = {"messages": [m.as_template() for m in wanted], "tools": list(example.tools)}
     row |= {"chat_template_kwargs": example.template_kwargs} if example.template_kwargs else {}
     return row | ({"response_format": example.response_format} if example.response_format else {})

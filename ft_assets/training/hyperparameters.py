@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from ft_assets.base_models import MAX_RANK
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.model_shapes.attention_kernels import AttentionNeeds, Device, Kernel, choose, objection
 from ft_assets.training.recipes import AdapterKind, Default, Recipe, select
 from ft_assets.training.requested_hyperparameters import (
-    MAX_RANK,
     SPLITS_WEIGHTS,
     Combination,
     check_combination,

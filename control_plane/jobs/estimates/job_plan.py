@@ -17,7 +17,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
-from ft_assets.base_models import BaseModel
+from ft_assets.base_models import MAX_RANK, BaseModel
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals import config as eval_config
 from ft_assets.training import cost_model, hyperparameters, memory, methods, model_shapes, requested_hyperparameters
@@ -77,7 +77,7 @@ def placed(
 
 def placed_in(
     pools: Sequence[Pool], request: JobRequest, model: BaseModel, *, tier: str, known: Mapping[str, Recipe] | None = None,
-    chosen: str | None = None, max_rank: int = requested_hyperparameters.MAX_RANK,
+    chosen: str | None = None, max_rank: int = MAX_RANK,
 ) -> Placed:  # fmt: skip
     """The same in any pools. `known`: the recipes to choose from, by default those that ship. `max_rank`: highest that servers load."""
     pool = pool_for(pools, tier, job_class(request.adapter, model.num_parameters))
@@ -289,7 +289,7 @@ def context_sizes(plan: Plan, shape: ModelShape) -> tuple[int, ...]:
                 param="hardware.context_parallel",
             )
         return (asked,)
-    noise, router = plan.value("neftune_noise_alpha") > 0, plan.trains("train_router")
+    noise, router = plan.value("neftune_noise_alpha") > 0, bool(plan.value("train_router"))
     if on_cpu or any(requested_hyperparameters.splitting_objections(method=plan.method, train_router=router, noise=noise)):
         return (1,)
     return (1, *(n for n, why in against.items() if why is None))

@@ -89,7 +89,7 @@ def parse_head(text: str) -> Head:
 
 def place(content: Content, *, after: Head | None, salt: str) -> dict[str, Any]:
     """Return the columns that give an entry its place after the chain's head."""
-    placed = {
+    placed: dict[str, Any] = {
         "position": after.position + 1 if after else 1,
         "previous_sha256": after.sha256 if after else None,
         "salt": salt,

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ft_assets.adapters.exports.archive import Order, build
-from ft_assets.durable_files import write_json
+from ft_assets.durable_files import sha256_of, write_json
 from ft_assets.errors import FtError, InvalidRequest
 from ft_assets.evals.run.run_status import EXIT_BAD_INPUT, EXIT_INTERNAL, EXIT_OK, HEARTBEAT_NAME, RESULT_NAME
 from ft_assets.telemetry import logs
@@ -45,8 +45,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         order = from_json(Order, {**run["order"], "base_dir": run["base_model_dir"], "adapter_dir": run["adapter_dir"]})
         built = build(order, scratch, say=lambda message: stage.__setitem__(0, message))
-        built.archive.replace(out_dir / ARCHIVE)
-        write_json(out_dir / RESULT_NAME, {"bytes": built.bytes, "sha256": built.sha256, "manifest": built.manifest})
+        archive = built.archive.replace(out_dir / ARCHIVE)
+        result = {"bytes": archive.stat().st_size, "sha256": sha256_of(archive), "manifest": built.manifest}
+        write_json(out_dir / RESULT_NAME, result)
         return EXIT_OK
     except FtError as error:
         log.info("%s: %s", error.code, error)

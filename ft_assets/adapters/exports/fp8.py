@@ -111,7 +111,7 @@ def read_back(exported: Path, target: Path, *, dtype: torch.dtype) -> None:
     scheme = QuantizationConfig.model_validate(config.pop("quantization_config")).config_groups["group_0"].weights
     copy_beside(exported, target, ("generation_config.json", *TOKENIZER))
     (target / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-    index = {}
+    index: dict[str, str] = {}
     for shard in sorted(exported.glob("*.safetensors")):
         with safe_open(shard, framework="pt") as file:
             plain = {n: t for n, t in tensors.header(shard).items() if not n.endswith(".weight" + SCALE)}

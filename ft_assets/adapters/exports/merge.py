@@ -104,4 +104,4 @@ def _merged(weight: torch.Tensor, change: Change, *, scale: float) -> Any:
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
     """Returns the bytes of a tensor as safetensors stores them."""
-    return memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().data

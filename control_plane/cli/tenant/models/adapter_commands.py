@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +24,7 @@ AdapterId = Annotated[str, typer.Argument(metavar="ID", help="Adapter id or mode
 
 
 def register(app: typer.Typer) -> None:
-    of_models = {"list": models, "keys": signature_commands.keys, "verify": signature_commands.verify}
+    of_models: dict[str, Callable[..., Any]] = {"list": models, "keys": signature_commands.keys, "verify": signature_commands.verify}
     add_group(app, "models", of_models, help="List models; verify downloaded files by the platform's signature.", panel="Models")
     add_commands(app, "Models", promote, rollback)
     group = add_group(

@@ -95,11 +95,16 @@ def attention(
     repeats = max(1, size // key.shape[1])
     given = [query, *(x.repeat_interleave(repeats, dim=1) for x in (key, value))]
     heads = [x.shape[1] // size for x in given]
-    to_send = torch.cat([x[0].unflatten(0, (size, -1)) for x in given], dim=1)
+    to_send = torch.cat([_divided(x[0], size) for x in given], dim=1)
     whole = _exchanged(to_send, context.exchange).transpose(0, 1).flatten(1, 2)
-    found, _ = inner(module, *(x[None] for x in whole.split(heads)), None, **options)
-    parts = _exchanged(found[0].unflatten(0, (size, -1)), context.exchange)
+    found, _ = inner(module, *(x[None] for x in torch.split(whole, heads)), None, **options)
+    parts = _exchanged(_divided(found[0], size), context.exchange)
     return parts.transpose(0, 1).flatten(1, 2)[None], None
+
+
+def _divided(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Divides the first dimension into `size` equal parts."""
+    return tensor.reshape(size, -1, *tensor.shape[1:])
 
 
 def _exchanged(tensor: torch.Tensor, exchange: Exchange) -> torch.Tensor:
