@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -91,7 +90,7 @@ def test_a_suite_shows_where_it_was_found_and_is_removed_by_its_owner(visitor: V
     suites.add(world.platform, world.tenant, rows, name="trams", filename="trams.jsonl", field="question")
     found = {"flagged": 7, "suites": {"own/trams": 7}, "checked": ["gsm8k", "own/trams"]}
     with world.platform.engine.begin() as conn:
-        stats = sa.func.jsonb_set(datasets.c.report, ["stats", "contamination"], sa.cast(json.dumps(found), JSONB))
+        stats = sa.func.jsonb_set(datasets.c.report, ["stats", "contamination"], sa.cast(found, JSONB))
         conn.execute(sa.update(datasets).where(datasets.c.id == world.dataset).values(report=stats))
     row = next(one for one in visitor.get(path).text.split("<tr>") if "trams" in one)
     assert f'href="/console/datasets/{world.dataset}"' in row
