@@ -165,7 +165,8 @@ def masked_attention(
 
 
 def _split(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **options: Any) -> Any:
-    return split_windows.attention(module, *_cast(query, key, value), mask, **options)
+    query, key, value = _cast(query, key, value)
+    return split_windows.attention(module, query, key, value, mask, **options)
 
 
 def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -95,10 +95,10 @@ def attention(
     repeats = max(1, size // key.shape[1])
     given = [query, *(x.repeat_interleave(repeats, dim=1) for x in (key, value))]
     heads = [x.shape[1] // size for x in given]
-    to_send = torch.cat([x[0].unflatten(0, (size, -1)) for x in given], dim=1)
+    to_send = torch.cat([x[0].reshape(size, -1, *x.shape[2:]) for x in given], dim=1)
     whole = _exchanged(to_send, context.exchange).transpose(0, 1).flatten(1, 2)
-    found, _ = inner(module, *(x[None] for x in whole.split(heads)), None, **options)
-    parts = _exchanged(found[0].unflatten(0, (size, -1)), context.exchange)
+    found, _ = inner(module, *(x[None] for x in torch.split(whole, heads)), None, **options)
+    parts = _exchanged(found[0].reshape(size, -1, *found.shape[2:]), context.exchange)
     return parts.transpose(0, 1).flatten(1, 2)[None], None
 
 
