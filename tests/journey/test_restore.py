@@ -109,5 +109,6 @@ def test_a_job_and_an_adapter_outlive_their_home(folder: Path, tickets: Path) ->
         after = client.chat.completions.create(model=twin.fine_tuned_model, **QUESTION).choices[0].message.content
         assert after == before
         assert stack.ft("adapters", "lineage", twin.fine_tuned_model, "--verify", key=key).returncode == 0
+        assert not first.exists(), "nothing is written to the old home"
         ledger = json.loads(stack.ft("admin", "ledger", "check", "--json").stdout)
         assert (ledger["differences"], ledger["total_micros"]) == ([], 0)

@@ -45,6 +45,9 @@ class Manifest:
     """Revision of the control plane's schema."""
     rows: Mapping[str, Mapping[str, int]]
     """Rows by database and table."""
+    home: str
+    object_store: str
+    """URLs of both directories, to which MLflow's store refers."""
     settings: Mapping[str, str]
     """Environment variables that configured the stack, without secrets."""
     absent: tuple[str, ...]

@@ -154,8 +154,9 @@ def _write(settings: Settings, directory: Path, links: ObjectLinks, steps: Steps
         directory,
         Manifest(
             format=backup_manifest.FORMAT, taken_at=moment.taken_at, version=version("ft-platform"), commit=provenance.commit(),
-            schema=schema, rows=rows, settings=_settings(), absent=tuple(absent), key_file_outside=outside, num_files=listed.num_files,
-            num_bytes=listed.num_bytes, files_sha256=listed.close(),
+            schema=schema, rows=rows, home=settings.home.as_uri(), object_store=settings.object_store, settings=_settings(),
+            absent=tuple(absent), key_file_outside=outside, num_files=listed.num_files, num_bytes=listed.num_bytes,
+            files_sha256=listed.close(),
         ),
     )  # fmt: skip
 

@@ -7,13 +7,15 @@ the old home are refused: the tokens of all attempts are replaced, and the home 
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 from control_plane.platform.settings import Settings
 from deploy.local.backup import backup_manifest, database_dump
 from deploy.local.backup.backup_manifest import Entry, Manifest, damaged_file
-from deploy.local.backup.home_backup import HOME, OBJECTS, ROLES, Backup, Say, Steps, database_file, object_root
+from deploy.local.backup.home_backup import HOME, OBJECTS, ROLES, SQLITE, Backup, Say, Steps, database_file, object_root
 from deploy.local.private_home import make_private, unfinished_restore
 from deploy.local.supervisor import lock
 from deploy.local.supervisor.lock import StackFiles
@@ -28,6 +30,13 @@ WHERE fresh.job_id = agents.job_id AND fresh.attempt = agents.attempt
 """
 """Agents of one attempt share a token. One that has not started yet gets the new one from its launcher."""
 END_SESSIONS = "DELETE FROM console_sessions"
+PLACES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+"""Columns of MLflow's store with URLs of directories."""
 RUNNING = "SELECT FROM reservations WHERE released_at IS NULL"
 
 
@@ -48,6 +57,7 @@ def restore(settings: Settings, directory: Path, *, say: Say) -> tuple[Backup, i
     with lock.held(StackFiles(home=settings.home)):
         with steps.step("copied objects and files") as details:
             details.append(f"{_copy_files(settings, directory, manifest, root)} files")
+        _move_artifacts(settings, manifest)
         with steps.step("loaded both databases") as details:
             running = _load(settings, directory, manifest)
             details.append(f"{manifest.num_rows} rows, as many as were dumped")
@@ -94,6 +104,22 @@ def _copy_files(settings: Settings, directory: Path, manifest: Manifest, root: P
 def _target(settings: Settings, root: Path, entry: Entry) -> Path | None:
     top, _, rest = entry.path.partition("/")
     return {OBJECTS: root / rest, HOME: settings.home / rest}.get(top)
+
+
+def _move_artifacts(settings: Settings, manifest: Manifest) -> None:
+    """Have MLflow's store refer to the new home and object store."""
+    store = Path(settings.mlflow_uri.removeprefix(SQLITE))
+    if not settings.mlflow_uri.startswith(SQLITE) or not store.exists():
+        return
+    moved = ((manifest.object_store, settings.object_store), (manifest.home, settings.home.as_uri()))  # the store is usually in the home
+    with closing(sqlite3.connect(store)) as connection, connection:
+        for table, column in PLACES:
+            for old, new in moved:
+                starts = f"substr({column}, 1, length(:old)) = :old"
+                connection.execute(
+                    f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) WHERE {starts}",
+                    {"old": f"{old}/", "new": f"{new}/"},
+                )
 
 
 def _load(settings: Settings, directory: Path, manifest: Manifest) -> int:

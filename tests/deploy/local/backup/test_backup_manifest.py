@@ -24,8 +24,9 @@ def sealed(directory: Path, *, schema: str = "initial_1") -> Manifest:
     assert listed.copy(source, "objects/tenants/b/y")
     assert not listed.copy(directory.with_name("gone"), "objects/z"), "deleted before it was read"
     manifest = Manifest(
-        format=backup_manifest.FORMAT, taken_at=1.0, version="1", commit="c", schema=schema, rows={"ft": {"public.jobs": 2}}, settings={},
-        absent=(), key_file_outside=False, num_files=listed.num_files, num_bytes=listed.num_bytes, files_sha256=listed.close(),
+        format=backup_manifest.FORMAT, taken_at=1.0, version="1", commit="c", schema=schema, rows={"ft": {"public.jobs": 2}}, home="",
+        object_store="", settings={}, absent=(), key_file_outside=False, num_files=listed.num_files, num_bytes=listed.num_bytes,
+        files_sha256=listed.close(),
     )  # fmt: skip
     return backup_manifest.write(directory, manifest)
 
