@@ -15,14 +15,13 @@ from control_plane.cli.admin import (
     doctor_commands,
     maintenance_commands,
     node_commands,
-    operator_commands,
     plan_commands,
     recipe_admin_commands,
     refund_commands,
-    signing_key_commands,
     tenant_commands,
     whole_queue_commands,
 )
+from control_plane.cli.admin.keys import operator_commands, signing_key_commands
 from control_plane.cli.admin.local_platform import local
 from control_plane.cli.admin.protection import backup_commands, key_rotation_commands
 from control_plane.cli.record_views import add_group, document, listing, since

@@ -1,0 +1,1 @@
+"""``ft admin operators`` and ``ft admin signing-keys``."""
