@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated
@@ -65,7 +65,7 @@ def _day(bucket: UsageBucket) -> tuple[str, float]:
 
 def _by_model(days: Sequence[UsageBucket]) -> list[tuple[str | None, float, int]]:
     """Return GPU-hours and cost of each base model, most expensive first; None is what belongs to no job."""
-    seconds, micros = Counter[str | None](), Counter[str | None]()
+    seconds, micros = defaultdict[str | None, float](float), Counter[str | None]()
     for one in (result for day in days for result in day.results):
         seconds[one.model] += one.gpu_seconds
         micros[one.model] += one.amount_micros
