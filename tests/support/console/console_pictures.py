@@ -84,7 +84,7 @@ def _mixture(page: Page) -> None:
         source.locator("[data-file]").select_option(index=nth)
         source.locator("[data-how]").select_option("weight")
         source.locator("[data-much]").fill(weight)
-    page.locator("[data-price]").filter(has_text="$").wait_for()
+    page.locator("[data-price]:visible, [data-refusal]:visible").wait_for()
 
 
 def _plan(page: Page) -> None:
