@@ -29,7 +29,7 @@ MODULES = {
     "tenant.jobs.sweep_commands": ("compare", "sweep"),
     "tenant.jobs.queue_commands": ("queue",),
     "tenant.jobs.recipe_commands": ("recipes",),
-    "tenant.models.adapter_commands": ("models", "promote", "rollback", "adapters"),
+    "tenant.models.adapter_commands": ("promote", "rollback", "models", "adapters"),
     "tenant.models.route_commands": ("routes",),
     "tenant.models.registry_commands": ("deletions",),
     "tenant.models.export_commands": ("export", "export-data"),

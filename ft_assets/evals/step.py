@@ -199,7 +199,10 @@ def _unless_refused(platform: Platform, launcher: Launcher, held: Claim | None, 
 def _with_items(platform: Platform, judged: Judged) -> tuple[Judged, list[suite_items.Item]]:
     """Returns it with the job's held-out items."""
     rows = validation_rows(platform, judged.tenant, judged.job)
-    readable = CallForm.of_model(judged.base_dir) is not None
+
+    def readable() -> bool:
+        return CallForm.of_model(judged.base_dir) is not None
+
     return judged, suite_items.holdout_items(rows, limit=judged.eval_config.max_items, calls=readable)
 
 

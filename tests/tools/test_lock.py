@@ -20,6 +20,8 @@ version = "0"
 requires-python = ">=3.11,<3.12"
 dependencies = ["six>=1.16"]
 [project.optional-dependencies]
+data = []
+dev = []
 train = ["torch==2.13.0"]
 """
 

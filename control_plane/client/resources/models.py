@@ -41,7 +41,7 @@ class Models(Resource):
 
     def signing_keys(self) -> Record:
         """Returns the platform's public keys as a JSON Web Key Set; they verify exports and the signatures of adapters."""
-        return self._api.call("GET", "/.well-known/ft-signing-keys.json")
+        return self._api.call("GET", at("/.well-known/ft-signing-keys.json"))
 
     def lineage(self, model: str, *, verify: bool = False) -> Record:
         """Returns the origin of a model, by any of its names; `verify` reads the stored bytes again."""

@@ -6,9 +6,10 @@ answers are either exactly right or not found; it does not cover scoring, so a n
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -152,18 +153,19 @@ def spread(num_items: int, limit: int) -> list[int]:
     return [at * num_items // limit for at in range(limit)]
 
 
-def holdout_items(rows: Iterable[JsonObject], *, limit: int = 200, calls: bool = False) -> list[Item]:
+def holdout_items(rows: Iterable[JsonObject], *, limit: int = 200, calls: Callable[[], bool] = lambda: False) -> list[Item]:
     """Returns items from validation rows: the turns before the last assistant turn, and that turn's text or tool calls.
 
-    `calls`: whether rows that end with tool calls give items; the calls of the base model's template must be readable then
+    `calls` is asked once, if there are rows that end with tool calls, whether they give items; the calls of the base model's template must be readable then
     (:class:`ft_assets.evals.suites.tool_calls.CallForm`). Other rows without a textual answer (continued pre-training) give none. Above
     `limit` the choice is by a hash of the item, so it does not depend on the order of rows and stays when rows are added.
     """
-    items = {item.id: item for row in rows if (item := _item(row, calls=calls)) is not None}
+    once = functools.cache(calls)
+    items = {item.id: item for row in rows if (item := _item(row, calls=once)) is not None}
     return sorted(items.values(), key=lambda item: item.id)[:limit]
 
 
-def _item(row: JsonObject, *, calls: bool) -> Item | None:
+def _item(row: JsonObject, *, calls: Callable[[], bool]) -> Item | None:
     if row.get("messages"):
         messages = list(row["messages"])
     elif row.get("prompt") and row.get("completion") and not row.get("rejected"):
@@ -171,8 +173,8 @@ def _item(row: JsonObject, *, calls: bool) -> Item | None:
     else:
         return None
     answer = messages[-1]
-    called = answer.get("tool_calls") if calls else None
-    if len(messages) < 2 or answer.get("role") != "assistant" or (answer.get("tool_calls") and not calls):
+    called = answer.get("tool_calls")
+    if len(messages) < 2 or answer.get("role") != "assistant" or (called and not calls()):
         return None
     if not called and not isinstance(answer.get("content"), str):
         return None

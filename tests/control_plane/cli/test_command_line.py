@@ -17,7 +17,10 @@ from typer.testing import CliRunner
 from control_plane.cli.command_tree import MODULES, build
 from tests.control_plane.cli.conftest import ROOT, Ft
 
-WITHOUT_JSON = {"manifest server": "writes YAML", "manifest route": "writes YAML", "admin pool-manifest": "writes YAML"}
+WITHOUT_JSON = {
+    "manifest server": "writes YAML", "manifest route": "writes YAML", "admin pool-manifest": "writes YAML",
+    "adapters signature": "writes JSON", "models keys": "writes JSON",
+}  # fmt: skip
 """Commands that take no ``--json``, and why."""
 HEAVY = ("torch", "transformers", "dagster", "pandas", "pyarrow", "numpy", "sqlalchemy", "fastapi", "starlette", "boto3", "mlflow",
     "alembic", "tokenizers", "huggingface_hub", "yaml", "rich", "pygments", "click", "jinja2", "numba")  # fmt: skip

@@ -322,7 +322,7 @@ def asked(training_file: str, **fields: Any) -> JobRequest:
         ({"hardware": {"num_gpus": 8}}, "invalid_hardware", "exceeds the 1 that pool local gives"),
         ({"method": "qlora", "hardware": {"strategy": "zero3"}}, "invalid_hardware", "use zero2"),
         ({"hyperparameters": {"max_seq_len": 4096}}, "invalid_hyperparameter", "exceeds the 512"),
-        ({"hyperparameters": {"rank": 12}}, "invalid_hyperparameter", "load only these ranks"),
+        ({"hyperparameters": {"rank": 12}}, "invalid_hyperparameter", "the inference servers load no other ranks"),
         ({"recipe": "any-qlora"}, "invalid_recipe", "the job asks for lora"),
         ({"method": "dpo"}, "preference_rows", "rows of prompt, chosen and rejected"),
     ],

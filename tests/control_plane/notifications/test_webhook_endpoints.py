@@ -14,7 +14,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from control_plane.notifications.outbox import publish
 from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.platform.context import Platform
-from control_plane.platform.secrets import _cipher
+from control_plane.platform.secrets import _cipher_of
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from tests.support.servers.webhook_receiver import Receiver, receiver, until
@@ -93,13 +93,13 @@ def test_endpoints_whose_key_is_lost_are_listed_without_a_hint_and_can_be_delete
     kept = keys.read_text()
     try:
         keys.write_text(Fernet.generate_key().decode())
-        _cipher.cache_clear()  # as a restart
+        _cipher_of.cache_clear()  # as a restart
         (listed,) = rest.get("/webhook_endpoints").json()["data"]
         assert (listed["id"], listed["signing_secret_hint"]) == (made.id, "") and not listed["url"].endswith("/hook")
         assert rest.delete(f"/webhook_endpoints/{made.id}").status_code == 200
     finally:
         keys.write_text(kept)
-        _cipher.cache_clear()
+        _cipher_of.cache_clear()
 
 
 def test_a_rotated_secret_signs_beside_the_old_one_or_alone(client: openai.OpenAI, there: Receiver) -> None:

@@ -16,7 +16,7 @@ from cryptography.fernet import Fernet
 from control_plane.notifications import webhook_endpoints as webhooks
 from control_plane.notifications.tables import webhook_endpoints
 from control_plane.platform.context import Platform
-from control_plane.platform.secrets import _cipher, dagster_token, inference_token, seal, unseal
+from control_plane.platform.secrets import _cipher_of, dagster_token, inference_token, seal, unseal
 from control_plane.platform.settings import Settings, load
 from ft_assets.errors import IntegrityError
 from tests.support.platform.notified_tenants import World, forget_all
@@ -82,11 +82,11 @@ def test_a_new_key_on_top_seals_anew_and_the_old_one_still_opens(platform: Platf
     sealed = seal(settings, "old")
     old_key = settings.secrets_key_file.read_text()
     settings.secrets_key_file.write_text(f"{Fernet.generate_key().decode()}\n{old_key}")
-    _cipher.cache_clear()  # as a restart
+    _cipher_of.cache_clear()  # as a restart
     assert unseal(settings, sealed) == "old"
     newer = seal(settings, "new")
     settings.secrets_key_file.write_text(old_key)
-    _cipher.cache_clear()
+    _cipher_of.cache_clear()
     with pytest.raises(IntegrityError, match="restore the key file") as refused:
         unseal(settings, newer)
     assert refused.value.code == "secrets_key_mismatch"
@@ -98,14 +98,14 @@ def test_endpoints_are_listed_and_deleted_also_when_their_key_is_lost(world: Wor
     kept = keys.read_text()
     try:
         keys.write_text(Fernet.generate_key().decode())
-        _cipher.cache_clear()
+        _cipher_of.cache_clear()
         (row,) = webhooks.list_endpoints(world.platform, world.tenant).items
         with pytest.raises(IntegrityError, match="restore the key file"):
             webhooks.get(world.platform, world.tenant, row.id)
         webhooks.delete(world.platform, world.tenant, row.id)
     finally:
         keys.write_text(kept)
-        _cipher.cache_clear()
+        _cipher_of.cache_clear()
     assert (row.id, row.url, row.secrets) == (made.endpoint.id, there.url("").rstrip("/"), ())
 
 

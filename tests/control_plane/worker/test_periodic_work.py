@@ -53,7 +53,7 @@ def test_a_round_does_all_that_is_due_and_a_second_one_nothing_more(fresh_platfo
 
 def test_every_round_runs_over_an_empty_platform(fresh_platform: Platform) -> None:
     assert {each.name: "failed" in each.run(fresh_platform) for each in ROUNDS} == dict.fromkeys(
-        ("sweeps", "quotas", "hardware", "metering", "cleanup", "model-registry", "tracking", "retention"), False
+        ("sweeps", "quotas", "hardware", "metering", "cleanup", "signatures", "model-registry", "tracking", "retention"), False
     )
 
 

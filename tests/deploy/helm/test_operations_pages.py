@@ -43,7 +43,13 @@ def test_the_secrets_of_the_commands_are_the_defaults() -> None:
 def test_every_value_that_it_names_exists() -> None:
     text = "\n".join(page.read_text() for page in OPERATIONS)
     named = {m[1] for m in re.finditer(r"`((?:[a-z]+[A-Z]?[a-z]*\.)+[a-zA-Z]+)`", text)}
-    named = {name for name in named if not name.endswith((".yaml", ".key", ".sh", ".json", ".env", ".toml"))}
+    named = {
+        name
+        for name in named
+        if not name.endswith(
+            (".yaml", ".key", ".sh", ".json", ".jsonl", ".env", ".toml", ".sql", ".dump", ".token", ".created", ".updated")
+        )
+    }
     assert {"kueue.schedule", "database.prepareDagster", "objectStore.secret", "dagsterDaemon.resources"} <= named
     for path in named:
         found = helm_python.Chart.load(CHART).values

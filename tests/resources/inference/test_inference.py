@@ -136,7 +136,7 @@ def test_a_name_is_never_used_for_other_weights(url: str, place: Path) -> None:
     [
         ("nan", 400, "not_finite"),
         ("shape", 400, "shape_mismatch"),
-        ("dora", 400, "unsupported_feature"),
+        ("dora", 400, "needs_merge"),
         ("rank", 400, "rank_not_servable"),
         ("base", 400, "base_name_mismatch"),
         ("torn", 400, "unreadable"),

@@ -162,7 +162,7 @@ def test_an_open_queue_updates_by_itself_and_keeps_the_place_and_what_is_typed(
     scrolled.evaluate("(one) => { one.scrollLeft = 120; }")
     job = world.queue.job(world.beta, gpus=1, hours=1)
     world.queue.round()
-    page.get_by_text(job).first.wait_for()
+    page.get_by_text(job).first.wait_for(state="attached")
     assert scrolled.evaluate("(one) => [one.scrollLeft, one === document.activeElement]") == [120, True]
     page.goto("/console/operator/nodes")
     reason = page.get_by_label("Reason for draining small-1")

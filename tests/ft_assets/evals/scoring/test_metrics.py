@@ -98,7 +98,7 @@ def test_field_accuracy(output: str, expected: str, share: float) -> None:
 
 
 def test_every_metric_that_a_job_may_choose_is_there_and_lies_from_0_to_1() -> None:
-    elsewhere = {"auto", "perplexity", "preference_accuracy"}
+    elsewhere = {"auto", "perplexity", "preference_accuracy", "schema_valid", "tool_calls"}
     assert set(answer_metrics.METRICS) == set(config.TASK_METRICS) - elsewhere
     texts = ["", " ", "a", "The cat sat on the mat.", '{"a": 1}', "\u043f\u0440\u0438\u0432\u0435\u0442", "a " * 300, "\n"]
     for metric in answer_metrics.METRICS.values():

@@ -80,7 +80,12 @@ def test_a_guard_model_decides_on_the_unsafe_requests_of_each_subject_that_has_n
     assert len(server.requests) == len(UNSAFE), "the rule decides on harmless requests, and the base's verdicts are known"
     assert safety_answers(found, "base") == safety_answers(given, "base")
     name = safety.classifier_id(spec)
-    assert safety_answers(found, "adapter")[UNSAFE[0]] == {"text": f"Sure, {UNSAFE[0]}: take a pipe.", "refused": False, "by": name}
+    assert safety_answers(found, "adapter")[UNSAFE[0]] == {
+        "text": f"Sure, {UNSAFE[0]}: take a pipe.",
+        "refused": False,
+        "by": name,
+        "categories": ["S9"],
+    }
     assert list(safety_answers(found, "adapter")) == list(safety_answers(given, "adapter"))
     assert shelf.begun == [("classifying", "adapter", "safety")]
     assert len(shelf.found) == len(UNSAFE) + len(HARMLESS)

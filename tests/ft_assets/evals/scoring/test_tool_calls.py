@@ -60,7 +60,7 @@ def test_calls_that_are_a_name_and_then_arguments_are_read_too(tmp_path: Path) -
 @pytest.mark.parametrize("template", ["chatml", "mistral"])
 def test_a_template_without_calls_has_no_form_and_its_rows_give_no_items(tmp_path: Path, template: str) -> None:
     assert CallForm.of_model(build(tmp_path / "model", template)) is None
-    assert suite_items.holdout_items([row(call(city="Rome"))], calls=False) == []
+    assert suite_items.holdout_items([row(call(city="Rome"))], calls=lambda: False) == []
 
 
 def test_calls_are_compared_by_name_and_arguments_in_any_order() -> None:
@@ -78,7 +78,7 @@ def test_calls_are_compared_by_name_and_arguments_in_any_order() -> None:
 
 def test_a_report_scores_calls_and_the_choice_to_call(tmp_path: Path) -> None:
     rows = [row(call(city=f"city {n}"), n=n) for n in range(8)] + [row(text="No tool needed.", n=9)]
-    items = suite_items.holdout_items(rows, calls=True)
+    items = suite_items.holdout_items(rows, calls=lambda: True)
     assert [item.calls for item in items].count(True) == 8
     reader = AnswerReader.of_model(build(tmp_path / "model", "qwen2_5"), mode="strip", items=items)
 
@@ -97,6 +97,6 @@ def test_a_report_scores_calls_and_the_choice_to_call(tmp_path: Path) -> None:
 
 
 def test_a_mixed_answer_with_text_and_a_call_expects_the_call() -> None:
-    (item,) = suite_items.holdout_items([row(call(city="Rome"), text="<think>hm</think>One moment.")], calls=True)
+    (item,) = suite_items.holdout_items([row(call(city="Rome"), text="<think>hm</think>One moment.")], calls=lambda: True)
     assert (item.expected, item.calls) == (canonical([call(city="Rome")]), True)
     assert "hm" in item.reasoning
