@@ -192,7 +192,7 @@ class EvaluationSupervisor(WorkloadSupervisor):
 
 
 class ExportSupervisor(EvaluationSupervisor):
-    """Runs one export to its end, in the same way. ``Exit.evidence`` holds the archive's size, sha256 and manifest."""
+    """Runs one export to its end, in the same way. ``Exit.evidence`` describes the archive, as its process does."""
 
     failed = "export_failed"
 

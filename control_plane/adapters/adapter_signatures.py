@@ -1,23 +1,23 @@
 """Signs what adapters consist of: the manifest of each registered adapter, and the files of each export.
 
-The worker signs, so that no other process needs the private key: runs register adapters unsigned, and a round signs them within seconds.
+The worker signs, so that no other process needs the private key: runs register adapters and workloads make exports unsigned, and a round
+signs them within seconds.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import tarfile
-from collections.abc import Mapping
-from io import BytesIO
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from control_plane.adapters import signing_keys
+from control_plane.adapters.exports import READY
 from control_plane.adapters.service import get_adapter
-from control_plane.adapters.tables import Export, adapters
+from control_plane.adapters.tables import Export, adapters, exports
 from control_plane.datasets.tables import datasets
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
@@ -26,32 +26,41 @@ from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.signatures import dsse, statements
 from ft_assets.adapters.signatures.dsse import Envelope
 from ft_assets.adapters.stages import Stage
-from ft_assets.errors import FtError, NotFound
+from ft_assets.errors import FtError, IntegrityError, NotFound
 
 PER_ROUND = 100
-"""Adapters per round, each with a manifest to read."""
+"""Adapters and exports, each, per round: a manifest of every adapter is read."""
 
 log = logging.getLogger(__name__)
 
 
 def sign_due(platform: Platform) -> int:
-    """Sign registered adapters without a signature, and publish the key before there are any; returns how many. Safe to repeat."""
+    """Sign registered adapters and finished exports without a signature; returns how many. Safe to repeat.
+
+    The key is published before there are any. What cannot be signed is logged and tried again by the next call.
+    """
     key = signing_keys.current(platform)
-    due = sa.select(*columns(adapters, AdapterRecord)).where(adapters.c.signing_key_id.is_(None), adapters.c.stage != Stage.ARCHIVED)
+    unsigned = sa.select(*columns(adapters, AdapterRecord)).where(adapters.c.signing_key_id.is_(None), adapters.c.stage != Stage.ARCHIVED)
+    ready = sa.select(exports).where(exports.c.signing_key_id.is_(None), exports.c.status == READY)
     with platform.engine.connect() as conn:
-        found = many(conn, due.order_by(adapters.c.created_at.desc()).limit(PER_ROUND), AdapterRecord)
-    signed = 0
-    for record in found:
-        try:
-            envelope = dsse.sign(_of_adapter(platform, record), key)
-        except (FtError, OSError) as error:
-            log.error("adapter %s is not signed: %s", record.id, error)
-            continue
-        values = {"signature": envelope, "signing_key_id": envelope["signatures"][0]["keyid"]}
-        with platform.engine.begin() as conn:
-            conn.execute(sa.update(adapters).where(adapters.c.id == record.id).values(**values))
-        signed += 1
-    return signed
+        records = many(conn, unsigned.order_by(adapters.c.created_at.desc()).limit(PER_ROUND), AdapterRecord)
+        made = many(conn, ready.order_by(exports.c.created_at.desc()).limit(PER_ROUND), Export)
+    signed = [_sign(platform, adapters, record.id, partial(_of_adapter, platform, record), key) for record in records]
+    signed += [_sign(platform, exports, row.id, partial(_of_export, platform, row), key) for row in made]
+    return sum(signed)
+
+
+def _sign(platform: Platform, table: sa.Table, id_: str, statement: Callable[[], Mapping[str, Any]], key: Ed25519PrivateKey) -> bool:
+    """Write the signature over `statement` to a row; returns whether it could be made."""
+    try:
+        envelope = dsse.sign(statement(), key)
+    except (FtError, OSError) as error:
+        log.error("%s is not signed: %s", id_, error)
+        return False
+    values = {"signature": envelope, "signing_key_id": envelope["signatures"][0]["keyid"]}
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(table).where(table.c.id == id_).values(**values))
+    return True
 
 
 def signature(platform: Platform, tenant: str, reference: str) -> Envelope:
@@ -64,20 +73,6 @@ def signature(platform: Platform, tenant: str, reference: str) -> Envelope:
             f"{record.id} is not signed yet; the worker signs an adapter within a minute of its registration", code="signature_not_found"
         )
     return found
-
-
-def add_to_archive(platform: Platform, record: AdapterRecord, row: Export, archive: Path, *, name: str) -> None:
-    """Sign the manifest of an export and the files that it lists, and add the signature to its archive as the last member, `name`."""
-    with tarfile.open(archive) as tar:
-        member = tar.extractfile(package.MANIFEST)
-        assert member is not None
-        manifest = member.read()
-    envelope = dsse.sign(_of_export(platform, record, row, manifest), signing_keys.current(platform))
-    body = json.dumps(envelope, indent=1, sort_keys=True).encode()
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = len(body), 0o644
-    with tarfile.open(archive, "a", format=tarfile.PAX_FORMAT) as tar:
-        tar.addfile(info, BytesIO(body))
 
 
 def _of_adapter(platform: Platform, record: AdapterRecord) -> Mapping[str, Any]:
@@ -105,9 +100,15 @@ def _of_adapter(platform: Platform, record: AdapterRecord) -> Mapping[str, Any]:
     )
 
 
-def _of_export(platform: Platform, record: AdapterRecord, row: Export, manifest: bytes) -> Mapping[str, Any]:
+def _of_export(platform: Platform, row: Export) -> Mapping[str, Any]:
+    """Return the statement about the files of an export, which its maker listed and measured."""
+    record = get_adapter(platform, row.tenant_id, row.adapter_id)
+    try:
+        files = {package.MANIFEST: str(row.manifest_sha256), **package.listed_files(row.manifest or {})}
+    except (KeyError, TypeError, AttributeError) as e:
+        raise IntegrityError(f"the manifest of export {row.id} lists no files: {type(e).__name__}: {e}") from e
     return statements.provenance(
-        package.listed_files(manifest),
+        files,
         build_type=statements.EXPORTED,
         parameters={"model": record.name, "format": row.format, "precision": row.precision},
         inputs={f"adapter:{record.id}": record.manifest_sha256, f"base_model:{record.base_model}": record.base_digest},

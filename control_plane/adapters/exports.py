@@ -21,7 +21,6 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.adapters import adapter_signatures
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Export, exports
 from control_plane.attempts.tables import attempts
@@ -37,7 +36,6 @@ from control_plane.tenants.tables import tenants
 from ft_assets.adapters.exports import Format, Precision, checked, export_key
 from ft_assets.adapters.exports.archive import Built, Order
 from ft_assets.adapters.record import AdapterRecord
-from ft_assets.adapters.signatures.signed_folder import ENVELOPE
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
@@ -309,10 +307,10 @@ def _made(platform: Platform, row: Export, hold: _Hold) -> Mapping[str, Any]:
         )  # fmt: skip
         hold.check()
         made = from_json(Built, found)
-        adapter_signatures.add_to_archive(platform, record, row, made.archive, name=ENVELOPE)
         platform.objects.put_file(_object_key(row), made.archive)
         size, sha256 = made.archive.stat().st_size, sha256_of(made.archive)
-    return {"object_key": _object_key(row), "bytes": size, "sha256": sha256, "manifest": made.manifest}
+    described = {"manifest": made.manifest, "manifest_sha256": made.manifest_sha256}
+    return {"object_key": _object_key(row), "bytes": size, "sha256": sha256, **described}
 
 
 def _give_up(platform: Platform, row: Export) -> None:

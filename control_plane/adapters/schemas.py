@@ -161,7 +161,7 @@ class EnvelopeSignature(ApiModel):
 
 
 class Signature(ApiModel):
-    """The signature of an adapter: a DSSE envelope with an in-toto statement about its manifest and files."""
+    """The signature of an adapter or export: a DSSE envelope with an in-toto statement about its manifest and files."""
 
     payload_type: str = Field(alias="payloadType")
     """Type of the payload, always `application/vnd.in-toto+json`."""
@@ -209,6 +209,9 @@ class Export(ApiModel):
     """Lineage, files with their hashes, and proof that the exported weights produce the expected answers; null until it is ready."""
     content_url: str | None
     """Path to download the archive from; null until it is ready."""
+    signature: Signature | None
+    """The platform's signature over the archive's files: save it beside them as `manifest.intoto.json`. Null until the export is signed,
+    within a minute after it is ready."""
     created_at: EpochSeconds
     """When the export was requested, as Unix time in seconds."""
     finished_at: EpochSeconds | None

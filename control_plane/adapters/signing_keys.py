@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from sqlalchemy.dialects.postgresql import insert
 
-from control_plane.adapters.tables import SigningKey, adapters, signing_keys
+from control_plane.adapters.tables import SigningKey, adapters, exports, signing_keys
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many
 from control_plane.platform.secrets import kept_secret
@@ -85,7 +85,8 @@ def revoke(platform: Platform, id_: str) -> SigningKey:
             raise NotFound(
                 f"no signing key {id_[:80]!r}; `ft admin signing-keys list` shows them", code="signing_key_not_found", param="id"
             )
-        conn.execute(sa.update(adapters).where(adapters.c.signing_key_id == id_).values(signing_key_id=None, signature=sa.null()))
+        for table in (adapters, exports):
+            conn.execute(sa.update(table).where(table.c.signing_key_id == id_).values(signing_key_id=None, signature=sa.null()))
     return found[0]
 
 

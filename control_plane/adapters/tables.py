@@ -108,9 +108,10 @@ exports = sa.Table(
     sa.Column("progress", JSONB),
     sa.Column("claim", sa.Text),  # token of the process that makes it
     sa.Column("object_key", sa.Text), sa.Column("bytes", sa.BigInteger), sa.Column("sha256", sa.Text),
-    sa.Column("manifest", JSONB),
+    sa.Column("manifest", JSONB), sa.Column("manifest_sha256", sa.Text),  # of manifest.json in the archive
     timestamp("created_at"), timestamp("beat_at", nullable=True),
     timestamp("finished_at", nullable=True),
+    sa.Column("signature", JSONB), sa.Column("signing_key_id", sa.Text, sa.ForeignKey("signing_keys.id")),  # null until it is signed
     sa.UniqueConstraint("tenant_id", "adapter_id", "key"),
 )  # fmt: skip
 
@@ -138,9 +139,13 @@ class Export:
     bytes: int | None
     sha256: str | None
     manifest: Mapping[str, Any] | None
+    manifest_sha256: str | None
     created_at: datetime
     beat_at: datetime | None
     finished_at: datetime | None
+    signature: Mapping[str, Any] | None
+    """DSSE envelope over its files; None until the worker has signed them."""
+    signing_key_id: str | None
 
     @property
     def content_url(self) -> str | None:

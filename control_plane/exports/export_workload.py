@@ -8,7 +8,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from agent.workload import Input, Kind, Output, Workload
-from control_plane.adapters import exports
+from control_plane.adapters import adapter_signatures, exports
 from control_plane.adapters.tables import Export
 from control_plane.attempts import evaluation_endings, start
 from control_plane.attempts import service as attempts
@@ -38,6 +38,7 @@ def carry_out(platform: Platform, launcher: Launcher, tenant: str, export_id: st
     order = exports.find(platform, tenant, export_id)
     if order is not None and order.expected_s is None:
         exports.make(platform, tenant, export_id)
+        adapter_signatures.sign_due(platform)
         return
     held = _held(platform, tenant, export_id)
     if held is None:

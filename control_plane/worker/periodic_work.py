@@ -110,6 +110,8 @@ RETENTION = Round(
         "exports expired": exports.expire,
     },
 )  # fmt: skip
-SIGNATURES = Round(name="signatures", cron="* * * * * */15", queue=QUICK, steps={"adapters signed": adapter_signatures.sign_due})
+SIGNATURES = Round(
+    name="signatures", cron="* * * * * */15", queue=QUICK, steps={"adapters and exports signed": adapter_signatures.sign_due}
+)
 TRACKING = Round(name="tracking", cron="* * * * * */15", queue=QUICK, steps={"jobs with metrics for W&B": wandb_runs.add_due})
 ROUNDS = (SWEEPS, QUOTAS, TRACKING, HARDWARE, METERING, CLEANUP, REGISTRY, RETENTION, SIGNATURES)

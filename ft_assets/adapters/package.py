@@ -136,16 +136,12 @@ def manifest_files(manifest: bytes, *, sha256: str) -> dict[str, str]:
     actual = hashlib.sha256(manifest).hexdigest()
     if actual != sha256:
         raise IntegrityError(f"the manifest's sha256 is {actual}, the registry says {sha256}; restore the adapter's files from a backup")
-    return _listed(manifest)
+    return listed_files(json.loads(manifest))
 
 
-def listed_files(manifest: bytes) -> dict[str, str]:
-    """Returns name and sha256 of the manifest itself and of each file that it lists."""
-    return {MANIFEST: hashlib.sha256(manifest).hexdigest(), **_listed(manifest)}
-
-
-def _listed(manifest: bytes) -> dict[str, str]:
-    return {str(name): str(entry["sha256"]) for name, entry in json.loads(manifest)["files"].items()}
+def listed_files(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Returns name and sha256 of each file that `manifest` lists."""
+    return {str(name): str(entry["sha256"]) for name, entry in manifest["files"].items()}
 
 
 def check_files(directory: Path, *, manifest_sha256: str) -> list[Refusal]:

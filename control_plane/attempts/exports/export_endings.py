@@ -54,7 +54,7 @@ def move(conn: Connection, held: Claim, export_id: str, ending: Ending, now: dat
         orphaned_objects.release(conn, held.tenant, [archive_key(conn, held)], now=now)
     elif failure is None:
         evidence = _evidence(conn, held)
-        archive = {name: evidence[name] for name in ("bytes", "sha256", "manifest")}
+        archive = {name: evidence[name] for name in ("bytes", "sha256", "manifest", "manifest_sha256")}
         exports.end(conn, export_id, exports.READY, now=now, object_key=archive_key(conn, held), **archive)
     elif failure.retry is not Retry.NEVER and _failures(conn, held) < MAX_FAILURES:
         exports.return_to_queue(conn, export_id)

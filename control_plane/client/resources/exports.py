@@ -34,10 +34,10 @@ class Exports(Resource):
         return self._api.call("GET", at("/v1/adapters/{adapter_id}/exports/{export_id}", adapter_id, export_id))
 
     def wait(self, adapter_id: str, export_id: str, *, timeout_s: float | None = None, poll_s: float = 0.5) -> Record:
-        """Waits until the export is ready or has failed and returns it; ``TimeoutError`` after `timeout_s`."""
+        """Waits until the export is ready and signed, or has failed, and returns it; ``TimeoutError`` after `timeout_s`."""
         return self._api.wait(
             lambda: self.retrieve(adapter_id, export_id),
-            lambda e: e["status"] not in UNDER_WAY,
+            lambda e: e["status"] not in UNDER_WAY and (e["status"] != "ready" or e["signature"] is not None),
             what=f"export {export_id}",
             timeout_s=timeout_s,
             poll_s=poll_s,

@@ -3,6 +3,7 @@ import { json } from "./api.js";
 import { localTimes } from "./times.js";
 
 const PAUSE_MS = 2000;
+const pending = (one) => ["queued", "running"].includes(one?.status) || (one?.status === "ready" && !one.signature);
 const card = document.querySelector("[data-exports]");
 
 async function refresh() {
@@ -19,7 +20,7 @@ while (card.querySelector("[data-pending]")) {
   const { data } = await json("GET", `/v1/adapters/${card.dataset.exports}/exports`).catch(() => ({ data: null }));
   if (!data) continue;
   const rows = [...card.querySelectorAll("[data-pending]")], found = (row) => data.find((one) => one.id === row.dataset.export);
-  if (rows.some((row) => !["queued", "running"].includes(found(row)?.status))) await refresh();
+  if (rows.some((row) => !pending(found(row)) || (found(row).status === "ready" && row.querySelector("[data-stage]")))) await refresh();
   else for (const row of rows) {
     const { progress } = found(row);
     if (progress) row.querySelector("[data-stage]").textContent = `${progress.stage}, ${Math.round(progress.seconds)} s`;

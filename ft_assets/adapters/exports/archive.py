@@ -51,6 +51,8 @@ class Order:
 class Built:
     archive: Path
     manifest: Mapping[str, Any]
+    manifest_sha256: str
+    """Of ``manifest.json`` in the archive. A database keeps the manifest's values, but not how its numbers are written."""
 
 
 def build(order: Order, scratch: Path, *, say: Say = lambda _: None) -> Built:
@@ -69,7 +71,7 @@ def build(order: Order, scratch: Path, *, say: Say = lambda _: None) -> Built:
     }  # fmt: skip
     (out / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding="utf-8")
     say("packing")
-    return Built(archive=pack(out, scratch / "export.tar"), manifest=manifest)
+    return Built(archive=pack(out, scratch / "export.tar"), manifest=manifest, manifest_sha256=sha256_of(out / MANIFEST))
 
 
 def pack(directory: Path, archive: Path) -> Path:

@@ -1,8 +1,8 @@
 """The export process: ``python -m ft_assets.adapters.exports.export_runner RUN.json``.
 
 The run file holds an order, the directories of base and adapter, and ``out_dir``. Leaves there the archive, ``eval-result.json`` with its
-size, sha256 and manifest or an ``error``, and every second a heartbeat with the stage. Exit codes as of an evaluation
-(:mod:`ft_assets.evals.run.run_status`).
+size and sha256, its manifest and the sha256 of ``manifest.json``, or with an ``error``, and every second a heartbeat with the stage. Exit
+codes as of an evaluation (:mod:`ft_assets.evals.run.run_status`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> int:
         order = from_json(Order, {**run["order"], "base_dir": run["base_model_dir"], "adapter_dir": run["adapter_dir"]})
         built = build(order, scratch, say=lambda message: stage.__setitem__(0, message))
         archive = built.archive.replace(out_dir / ARCHIVE)
-        result = {"bytes": archive.stat().st_size, "sha256": sha256_of(archive), "manifest": built.manifest}
-        write_json(out_dir / RESULT_NAME, result)
+        described = {"manifest": built.manifest, "manifest_sha256": built.manifest_sha256}
+        write_json(out_dir / RESULT_NAME, {"bytes": archive.stat().st_size, "sha256": sha256_of(archive), **described})
         return EXIT_OK
     except FtError as error:
         log.info("%s: %s", error.code, error)

@@ -44,7 +44,7 @@ def check(
 def _read(source: Path) -> object:
     if not source.is_file():
         raise IntegrityError(
-            f"no signature {source}; exports made before signing have none: export again, or save one with `ft adapters signature`",
+            f"no signature {source}; `ft export` writes it, over REST it is `signature` of the export; adapters: `ft adapters signature`",
             code="signature_missing",
         )
     if source.stat().st_size > MAX_ENVELOPE_BYTES:

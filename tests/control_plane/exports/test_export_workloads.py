@@ -11,29 +11,39 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
-from agent.messages import REFUSED, Exit, WriteRequest
+from agent.messages import REFUSED, Exit, Heartbeat, WriteRequest
 from agent.workload import Kind
-from control_plane.adapters import exports
+from control_plane.adapters import adapter_signatures, exports, signing_keys
 from control_plane.adapters.tables import Export
 from control_plane.adapters.tables import exports as exports_table
+from control_plane.api.app import create_app
 from control_plane.attempts import agents, evaluation_endings
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
+from control_plane.attempts.exports.export_endings import archive_key
 from control_plane.billing.tables import ledger_entries, meter_events
+from control_plane.cli.command_tree import build as command_tree
 from control_plane.exports import export_workload
 from control_plane.models.catalogue import Given, add_local, catalogue_of
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue.tables import held_devices, reservations
+from control_plane.serving import rollout
 from control_plane.tenants.rules import Tenant
+from ft_assets.adapters.exports import Format
+from ft_assets.adapters.exports.archive import build
+from ft_assets.durable_files import sha256_of
 from ft_assets.errors import Forbidden
 from resources.launcher import open_launcher
 from tests.control_plane.adapters.test_exports import MODEL, register
 from tests.support.jobs.followed_evaluations import following
 from tests.support.jobs.followed_jobs import until
 from tests.support.models.tiny_model import build_tiny_model
+from tests.support.platform.database_roles import as_operator
+from tests.support.servers.served_app import served
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +174,66 @@ def test_an_exports_agent_writes_its_archive_and_nothing_else(platform: Platform
             agents.write_urls(platform, held, WriteRequest(key=key, part_sha256=(digest,)))
 
 
+def verified(platform: Platform, api_key: str, adapter_id: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Export merged weights by the command to `folder`, and return the verdict of the command that verifies them without a network."""
+    ft, saved = CliRunner(), folder.with_suffix(".keys")
+    monkeypatch.setenv("FT_API_KEY", api_key)
+    with served(create_app(platform)) as url:
+        monkeypatch.setenv("FT_API_URL", url)
+        done = ft.invoke(command_tree(), ["export", adapter_id, "--format", "merged", "-o", str(folder)])
+        assert done.exit_code == 0, done.output
+        assert ft.invoke(command_tree(), ["models", "keys", "-o", str(saved)]).exit_code == 0
+    monkeypatch.setenv("FT_API_URL", "http://127.0.0.1:9")  # nothing listens there
+    return ft.invoke(command_tree(), ["models", "verify", str(folder), "--keys", str(saved)]).output
+
+
+def test_what_a_workload_made_is_signed_by_the_worker_and_again_after_a_revocation(
+    platform: Platform, tenant: Tenant, api_key: str, adapter_id: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = ordered(platform, tenant, adapter_id)
+    held = begin(platform, tenant, order)
+    record, content = exports.content_of(platform, order)
+    files = content(base_dir=base, adapter_dir=rollout.materialise(platform, record))
+    built = build(replace(files, format=Format.ADAPTER), tmp_path)  # merging takes long, and is tried below
+    with platform.engine.connect() as conn:
+        platform.objects.put_file(archive_key(conn, held), built.archive)
+    described = {"manifest": built.manifest, "manifest_sha256": built.manifest_sha256}
+    evidence = {"bytes": built.archive.stat().st_size, "sha256": sha256_of(built.archive), **described}
+    said = Exit(exit_code=0, evidence=json.loads(json.dumps(evidence)), stop_reason=None)
+    agents.heartbeat(platform, agents.introduce(platform, held, may_read=[]), Heartbeat(exit=said))
+    attempts.finish(platform, held, evaluation_endings.judge(said, killed(held), cancelled=False, stalled=False))
+    made = exports.get(platform, tenant.id, adapter_id, order.id)
+    assert (made.status, made.signature) == ("ready", None), "what makes it has no key"
+    assert adapter_signatures.sign_due(platform) == 2, "the adapter and its export"
+    assert adapter_signatures.sign_due(platform) == 0
+    assert "VERIFIED: the" in verified(platform, api_key, adapter_id, tmp_path / "first", monkeypatch)
+
+    operator = as_operator(platform)
+    leaked = exports.get(platform, tenant.id, adapter_id, order.id).signing_key_id
+    signing_keys.rotate(operator)
+    signing_keys.revoke(operator, str(leaked))
+    assert exports.get(platform, tenant.id, adapter_id, order.id).signature is None
+    assert adapter_signatures.sign_due(platform) == 2
+    assert "VERIFIED: the" in verified(platform, api_key, adapter_id, tmp_path / "second", monkeypatch)
+
+
+@pytest.mark.parametrize("manifest", [{}, {"files": ["model.safetensors"]}, {"files": {"model.safetensors": 1}}])
+def test_an_export_whose_manifest_lists_no_files_is_not_signed_and_holds_up_no_other(
+    platform: Platform, tenant: Tenant, adapter_id: str, manifest: dict[str, object]
+) -> None:
+    order = ordered(platform, tenant, adapter_id, format="tokenizer")
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(exports_table).where(exports_table.c.id == order.id).values(status="ready", manifest=manifest))
+    other = ordered(platform, tenant, adapter_id, format="adapter")
+    assert exports.make(platform, tenant.id, other.id) == "ready"
+    assert adapter_signatures.sign_due(platform) == 2, "the adapter and the other export"
+    assert exports.get(platform, tenant.id, adapter_id, order.id).signature is None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_merged_weights_are_made_on_the_device_proven_and_billed(
-    platform: Platform, tenant: Tenant, adapter_id: str, tmp_path: Path
+    platform: Platform, tenant: Tenant, api_key: str, adapter_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with following(platform, open_launcher(platform.settings)) as followed:
         order = ordered(followed.platform, tenant, adapter_id)
@@ -185,3 +251,5 @@ def test_merged_weights_are_made_on_the_device_proven_and_billed(
     assert manifest["proof"]["mean_difference"] < 1e-4 < manifest["proof"]["adapter_effect"]
     assert manifest == {**found.manifest, "files": manifest["files"]}
     assert [kind for _, kind in entries(platform, order.job_id)] == ["usage"]
+    adapter_signatures.sign_due(platform)
+    assert "VERIFIED: the" in verified(platform, api_key, adapter_id, tmp_path / "files", monkeypatch)

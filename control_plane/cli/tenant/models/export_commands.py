@@ -49,13 +49,15 @@ def export(
     """Export an adapter, merged weights, GGUF files or the tokenizer: to a directory, to a Hub, or both."""
     if out is None and push is None:
         raise InvalidRequest("choose a destination: -o DIR, --push ORG/NAME, or both", param="out")
+    from ft_assets.adapters.signatures.signed_folder import ENVELOPE
+
     endpoint = _endpoint(push, token)
     if out is not None and out.exists() and any(out.iterdir()):
         raise Conflict(f"{out} is not empty; name a new directory", code="directory_not_empty", param="out")
     with connect() as client, tempfile.TemporaryDirectory(prefix="ft-export-", dir=_beside(out)) as scratch:
         made = client.exports.create(adapter, format=format, precision=precision)
-        if made["status"] != "ready":
-            say(f"{made['id']} is {made['status']}; merged weights and GGUF files wait for a device as jobs do")
+        if made["status"] != "ready" or made["signature"] is None:
+            say(f"{made['id']} is {made['status']}; {_awaited(made['status'])}")
             made = client.exports.wait(adapter, made["id"])
         if made["status"] == "failed":
             why = made["error"] or {"code": None, "message": f"export {made['id']} failed"}
@@ -67,6 +69,7 @@ def export(
         with tarfile.open(archive) as tar:
             tar.extractall(files, filter="data")
         archive.unlink()
+        (files / ENVELOPE).write_text(json.dumps(made["signature"], indent=1, sort_keys=True), encoding="utf-8")
         pushed = None if push is None else _pushed(push, files, made, endpoint=endpoint, token=token, private=not public)
     _tell(made, out, pushed, as_json=as_json)
 
@@ -107,6 +110,12 @@ def _endpoint(push: str | None, token: str) -> str:
             f"pushing to {push} needs a token that may write there: --token, or HF_TOKEN", code="no_hub_token", param="token"
         )
     return endpoint
+
+
+def _awaited(status: str) -> str:
+    if status == "ready":
+        return "the worker signs it within a minute"
+    return "merged weights and GGUF files wait for a device as jobs do"
 
 
 def _beside(out: Path | None) -> Path | None:

@@ -1004,13 +1004,17 @@ CREATE TABLE exports (
     bytes bigint,
     sha256 text,
     manifest jsonb,
+    manifest_sha256 text,
     created_at timestamptz NOT NULL,
     beat_at timestamptz,
     finished_at timestamptz,
+    signature jsonb,
+    signing_key_id text,
     CONSTRAINT pk_exports PRIMARY KEY (id),
     CONSTRAINT uq_exports_tenant_id_adapter_id_key UNIQUE (tenant_id, adapter_id, key),
     CONSTRAINT fk_exports_adapter_id FOREIGN KEY (adapter_id) REFERENCES adapters(id),
     CONSTRAINT fk_exports_job_id FOREIGN KEY (job_id) REFERENCES jobs(id),
+    CONSTRAINT fk_exports_signing_key_id FOREIGN KEY (signing_key_id) REFERENCES signing_keys(id),
     CONSTRAINT fk_exports_tenant_id FOREIGN KEY (tenant_id) REFERENCES tenants(id)
 );
 
