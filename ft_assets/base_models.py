@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailable
 
@@ -184,6 +182,8 @@ class Catalogue:
 @functools.cache
 def known_models() -> Mapping[str, Mapping[str, Any]]:
     """Returns well-known models by id, which is their repository: what was read about them, and where. None is pinned."""
+    import yaml  # here: settings, which every command reads, import this module
+
     return {entry["id"]: entry for entry in yaml.safe_load(KNOWN.read_text(encoding="utf-8"))["models"]}
 
 
@@ -201,6 +201,8 @@ def _by_id(file: Path, root: Path) -> Entries:
 
 
 def read_entries(file: Path) -> list[dict[str, Any]]:
+    import yaml  # here: settings, which every command reads, import this module
+
     try:
         body = yaml.safe_load(file.read_text())
     except OSError as error:
@@ -408,6 +410,8 @@ def _ropes(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 @functools.cache
 def config_defaults() -> Mapping[str, Mapping[str, Any]]:
     """Returns what transformers assumes where a text decoder's config says nothing, by model type without ``_text``."""
+    import yaml  # here: settings, which every command reads, import this module
+
     defaults: Mapping[str, Mapping[str, Any]] = yaml.safe_load(DEFAULTS.read_text(encoding="utf-8"))
     return defaults
 

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ def logits(file: Path, sequences: Sequence[Sequence[int]], *, lora: Path | None 
     """
     import llama_cpp
 
-    model = llama_cpp.Llama(
+    model: Any = llama_cpp.Llama(
         str(file), n_ctx=CONTEXT, n_batch=CONTEXT, logits_all=True, verbose=False, type_k=llama_cpp.GGML_TYPE_F32,
         type_v=llama_cpp.GGML_TYPE_F32, n_threads=len(os.sched_getaffinity(0)), lora_path=None if lora is None else str(lora),
     )  # fmt: skip
