@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +25,11 @@ KEYS = listing({"ID": "id", "NAME": "name", "KEY": "hint", "STATE": key_commands
 def register(admin: typer.Typer) -> None:
     commands = {"create": create, "list": list_keys, "revoke": revoke}
     add_group(admin, "operators", commands, help="Operator keys for /v1/admin, which tenants' keys cannot access.")
-    audit = {"list": audit_of_all, "export": audit_chain_commands.export, "verify": audit_chain_commands.verify}
+    audit: dict[str, Callable[..., None]] = {
+        "list": audit_of_all,
+        "export": audit_chain_commands.export,
+        "verify": audit_chain_commands.verify,
+    }
     add_group(admin, "audit", audit, help="The audit log of all tenants: list, export and verify its chain.")
 
 

@@ -173,11 +173,11 @@ def _copy_home(settings: Settings, listed: FileList) -> bool:
                 listed.copy(path, f"{HOME}/{path.relative_to(home)}")
     store = Path(settings.mlflow_uri.removeprefix(SQLITE))
     if settings.mlflow_uri.startswith(SQLITE) and store.is_relative_to(home) and store.exists():
-        path = f"{HOME}/{store.relative_to(home)}"
-        (listed.directory / path).parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(store)) as source, closing(sqlite3.connect(listed.directory / path)) as copy:
+        copied = f"{HOME}/{store.relative_to(home)}"
+        (listed.directory / copied).parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(store)) as source, closing(sqlite3.connect(listed.directory / copied)) as copy:
             source.backup(copy)
-        listed.add(path)
+        listed.add(copied)
     return outside
 
 
