@@ -45,9 +45,10 @@ def folder() -> Iterator[Path]:
 
 
 def until(client: openai.OpenAI, job_id: str, done: Any) -> Any:
+    patient = client.with_options(max_retries=10)  # a busy machine may answer 503 meanwhile
     deadline = time.monotonic() + JOB_S
     while time.monotonic() < deadline:
-        job = client.fine_tuning.jobs.retrieve(job_id)
+        job = patient.fine_tuning.jobs.retrieve(job_id)
         if done(job):
             return job
         time.sleep(0.2)
@@ -81,7 +82,7 @@ def test_a_job_and_an_adapter_outlive_their_home(folder: Path, tickets: Path) ->
         before = client.chat.completions.create(model=twin.fine_tuned_model, **QUESTION).choices[0].message.content
         twins = weights(first, twin)
         job_id = client.fine_tuning.jobs.create(training_file=file.id, suffix="moved", **REQUEST).id
-        running = until(client, job_id, lambda job: list(client.fine_tuning.jobs.checkpoints.list(job.id)))
+        running = until(client, job_id, lambda job: list(client.with_options(max_retries=10).fine_tuning.jobs.checkpoints.list(job.id)))
         written = json.loads(stack.ft("admin", "backup", str(backup), "--json").stdout)
         assert written["absent"] == []
     shutil.rmtree(first)

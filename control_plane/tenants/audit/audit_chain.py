@@ -89,14 +89,10 @@ def parse_head(text: str) -> Head:
 
 def place(content: Content, *, after: Head | None, salt: str) -> dict[str, Any]:
     """Return the columns that give an entry its place after the chain's head."""
-    placed: dict[str, Any] = {
-        "position": after.position + 1 if after else 1,
-        "previous_sha256": after.sha256 if after else None,
-        "salt": salt,
-        "content_sha256": _content_sha256(content, salt),
-    }
+    position, previous, digest = after.position + 1 if after else 1, after.sha256 if after else None, _content_sha256(content, salt)
     kept = {name: getattr(content, name) for name in KEPT}
-    return placed | {"sha256": _entry_sha256(kept, placed["position"], placed["previous_sha256"], placed["content_sha256"])}
+    sha256 = _entry_sha256(kept, position, previous, digest)
+    return {"position": position, "previous_sha256": previous, "salt": salt, "content_sha256": digest, "sha256": sha256}
 
 
 def check(entries: Iterable[Entry], *, head: Head | None = None) -> Verdict:
