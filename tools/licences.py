@@ -39,7 +39,7 @@ STATED: Mapping[str, str] = {
     "cuda-bindings": "LicenseRef-NVIDIA-Proprietary", "cuda-pathfinder": "Apache-2.0", "cuda-toolkit": "LicenseRef-NVIDIA-Proprietary",
     "triton": "MIT",
 }  # fmt: skip
-"""By package, from its licence file: its metadata says only "BSD", quote the whole text, or are not at hand."""
+"""By package, where metadata say only "BSD", quote the whole text, or are not at hand; to compare with licence files before a release."""
 OF_NVIDIA = re.compile(r"nvidia-")
 TEXTS: Mapping[str, str] = {
     "3-clause bsd license": "BSD-3-Clause", "apache": "Apache-2.0", "apache 2.0": "Apache-2.0", "apache 2.0 license": "Apache-2.0",
