@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from control_plane.queue.tables import reservations
 from control_plane.tracking.tables import integrations
 from ft_assets.errors import Conflict, InvalidRequest
 from ft_assets.layout import tenant_prefix
+from resources.object_store import object_links
 from resources.object_store.local import LocalObjectStore
 from resources.object_store.tenant_keys import TenantKeys
 
@@ -52,11 +54,15 @@ class Rotated:
 def rotate(platform: Platform, *, tenant: str | None = None) -> Rotated:
     """Add new keys and encrypt with them what older ones had encrypted; of one tenant only, or of the whole installation.
 
-    Raises ``InvalidRequest`` for a tenant without a key of its own.
+    Raises ``InvalidRequest`` for a tenant without a key of its own, ``Conflict`` while a backup runs.
     """
+    with _without_backup(platform):
+        return _rotate(platform, tenant)
+
+
+def _rotate(platform: Platform, tenant: str | None) -> Rotated:
     store, keys = _encrypted_store(platform)
-    owners = keys.owners() if keys is not None else []
-    if tenant is not None and tenant not in owners:
+    if tenant is not None and tenant not in (keys.owners() if keys is not None else ()):
         raise InvalidRequest(
             f"tenant {tenant!r} has no key in the object store; keys are made with FT_TENANT_KEY=local, and KMS has those of a bucket",
             code="tenant_key_missing",
@@ -69,7 +75,7 @@ def rotate(platform: Platform, *, tenant: str | None = None) -> Rotated:
         secrets = _seal_again(platform)
     num_objects = num_bytes = 0
     if keys is not None and store is not None:
-        for owner in [tenant] if tenant is not None else owners:
+        for owner in [tenant] if tenant is not None else keys.owners():
             keys.wrap_again(owner)
             if len(keys_in(keys.file(owner))) == 1:
                 keys.add(owner)
@@ -83,8 +89,13 @@ def retire(platform: Platform) -> Mapping[str, int]:
     """Remove the older keys of every rotation under way; returns how many by owner.
 
     What was encrypted with them in the meantime is encrypted again first. Raises ``Conflict`` while something may still use them: keys
-    that were added less than :data:`RETIRE_AFTER_S` ago, workloads that started before, imports that wait with a token.
+    that were added less than :data:`RETIRE_AFTER_S` ago, workloads that started before, imports that wait with a token, a backup.
     """
+    with _without_backup(platform):
+        return _retire(platform)
+
+
+def _retire(platform: Platform) -> Mapping[str, int]:
     store, keys = _encrypted_store(platform)
     file = platform.settings.secrets_key_file
     files = {file.name: file} | ({owner: keys.file(owner) for owner in keys.owners()} if keys is not None else {})
@@ -93,6 +104,9 @@ def retire(platform: Platform) -> Mapping[str, int]:
         return {}
     _refuse_if_in_use(platform, max(path.stat().st_mtime for path in open_.values()))
     _seal_again(platform)
+    if keys is not None:
+        for owner in keys.owners():  # a rotation may have stopped before it did so
+            keys.wrap_again(owner)
     if store is not None:
         store.renew_envelopes("")
     retired = {}
@@ -104,6 +118,11 @@ def retire(platform: Platform) -> Mapping[str, int]:
         elif keys is not None:
             retired[owner] = keys.retire(owner)
     return retired
+
+
+def _without_backup(platform: Platform) -> AbstractContextManager[None]:
+    """Keep backups away: one would hold objects and keys of different moments."""
+    return object_links.locked(platform.objects.root) if isinstance(platform.objects, LocalObjectStore) else nullcontext()
 
 
 def _encrypted_store(platform: Platform) -> tuple[LocalObjectStore | None, TenantKeys | None]:
@@ -132,7 +151,8 @@ def _seal_again(platform: Platform) -> int:
         try:
             newest.decrypt(sealed)
         except InvalidToken:
-            return both.rotate(sealed.encode()).decode()
+            with suppress(InvalidToken):  # no key opens it: it stays as it is, as everywhere
+                return both.rotate(sealed.encode()).decode()
         return sealed
 
     with platform.engine.begin() as conn:

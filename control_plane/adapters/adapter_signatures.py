@@ -18,6 +18,7 @@ from control_plane.adapters import signing_keys
 from control_plane.adapters.exports import READY
 from control_plane.adapters.service import get_adapter
 from control_plane.adapters.tables import Export, adapters, exports
+from control_plane.adapters.tables import signing_keys as signing_key_rows
 from control_plane.datasets.tables import datasets
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
@@ -40,14 +41,20 @@ def sign_due(platform: Platform) -> int:
     The key is published before there are any. What cannot be signed is logged and tried again by the next call.
     """
     key = signing_keys.current(platform)
-    unsigned = sa.select(*columns(adapters, AdapterRecord)).where(adapters.c.signing_key_id.is_(None), adapters.c.stage != Stage.ARCHIVED)
-    ready = sa.select(exports).where(exports.c.signing_key_id.is_(None), exports.c.status == READY)
+    unsigned = sa.select(*columns(adapters, AdapterRecord)).where(_is_due(adapters), adapters.c.stage != Stage.ARCHIVED)
+    ready = sa.select(exports).where(_is_due(exports), exports.c.status == READY)
     with platform.engine.connect() as conn:
         records = many(conn, unsigned.order_by(adapters.c.created_at.desc()).limit(PER_ROUND), AdapterRecord)
         made = many(conn, ready.order_by(exports.c.created_at.desc()).limit(PER_ROUND), Export)
     signed = [_sign(platform, adapters, record.id, partial(_of_adapter, platform, record), key) for record in records]
     signed += [_sign(platform, exports, row.id, partial(_of_export, platform, row), key) for row in made]
     return sum(signed)
+
+
+def _is_due(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Whether a row has no signature, or that of a key which was revoked while it signed."""
+    revoked = sa.select(signing_key_rows.c.id).where(signing_key_rows.c.revoked_at.is_not(None))
+    return table.c.signing_key_id.is_(None) | table.c.signing_key_id.in_(revoked)
 
 
 def _sign(platform: Platform, table: sa.Table, id_: str, statement: Callable[[], Mapping[str, Any]], key: Ed25519PrivateKey) -> bool:

@@ -44,8 +44,8 @@ from ft_assets.storable_text import printable
 from ft_assets.training.cost_model import READ_BYTES_PER_S, SETUP_S
 from ft_assets.typed_json import from_json
 
-EXPORT, EXPORTS = "export", "exports"
-"""Task of the worker, and its queue, in which tenants take turns."""
+EXPORT, EXPORTS, STARTS = "export", "exports", "export_starts"
+"""The task, and its queues: for exports that the worker makes, in turns of tenants, and for starts of workloads, which hold devices."""
 QUEUED, RUNNING, READY, FAILED = "queued", "running", "ready", "failed"
 MAKER = "control_plane.sandbox.task_export"
 MAX_PENDING = 10
@@ -110,7 +110,9 @@ def expected_s(platform: Platform, base_model: str, kind: Format) -> float | Non
 
 
 def _add_task(conn: Connection, order: Export, *, once: str | None = None) -> None:
-    defer(conn, EXPORT, queue=EXPORTS, turn=f"{EXPORTS}:{order.tenant_id}", once=once, export_id=order.id, tenant=order.tenant_id)
+    has_device = order.expected_s is not None
+    queue, turn = (STARTS, f"{STARTS}:{order.id}") if has_device else (EXPORTS, f"{EXPORTS}:{order.tenant_id}")
+    defer(conn, EXPORT, queue=queue, turn=turn, once=once, export_id=order.id, tenant=order.tenant_id)
 
 
 def begin(conn: Connection, export_ids: Sequence[str], now: datetime) -> set[str]:
@@ -125,7 +127,8 @@ def begin(conn: Connection, export_ids: Sequence[str], now: datetime) -> set[str
 
 
 def is_running(conn: Connection, export_id: str) -> bool:
-    return conn.execute(sa.select(exports.c.status).where(exports.c.id == export_id)).scalar() == RUNNING
+    """Whether the export is being made; holds its row, so that a deletion waits for the end of the transaction."""
+    return conn.execute(sa.select(exports.c.status).where(exports.c.id == export_id).with_for_update()).scalar() == RUNNING
 
 
 def show_progress(conn: Connection, export_id: str, progress: Mapping[str, Any]) -> None:

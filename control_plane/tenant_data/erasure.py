@@ -195,7 +195,9 @@ class TenantData:
             conn.execute(sa.delete(model_routes).where(model_routes.c.tenant_id == self.tenant))
             named = (files.c.tenant_id == self.tenant) & files.c.deleted_at.is_(None)
             conn.execute(sa.update(files).where(named).values(deleted_at=platform.clock()))
-            conn.execute(sa.delete(exports).where(exports.c.tenant_id == self.tenant, exports.c.status == "queued"))
+            on_a_device = (exports.c.status == "running") & exports.c.expected_s.is_not(None)  # its agent stops once the row is gone
+            withdrawn = (exports.c.status == "queued") | on_a_device
+            conn.execute(sa.delete(exports).where(exports.c.tenant_id == self.tenant, withdrawn))
             _end_evaluations(conn, self.tenant, platform.clock())
         for adapter_id in _column(platform, self._ids(adapters).where(adapters.c.stage == Stage.PRODUCTION.value)):
             promotions.deprecate(platform, self.tenant, adapter_id)
@@ -203,7 +205,7 @@ class TenantData:
     def needed_by(self, platform: Platform, servers: Servers) -> str | None:
         held = self._ids(jobs).join(reservations, reservations.c.job_id == jobs.c.id).where(reservations.c.released_at.is_(None))
         if (job_id := _first(platform, held)) is not None:
-            return f"job {job_id} is cancelled, and its workload has not ended yet"
+            return f"a workload of job {job_id} has been told to end, and has not ended yet"
         if (writer := _writing(platform, self.tenant)) is not None:
             return writer
         if scratch.is_in_use(platform.settings.work_dir, self.tenant):

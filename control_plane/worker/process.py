@@ -16,7 +16,7 @@ from pathlib import Path
 
 from procrastinate import App, PsycopgConnector
 
-from control_plane.adapters.exports import EXPORTS
+from control_plane.adapters.exports import EXPORTS, STARTS
 from control_plane.datasets.validation_tasks import FETCHES, LONG, SHORT
 from control_plane.notifications.outbox import FAILING, MAIL, WEBHOOKS
 from control_plane.platform.context import Platform
@@ -32,7 +32,7 @@ from resources.database.engine import CONNECTION
 from resources.object_store.probe import probe
 
 CONCURRENCY: Mapping[str, int] = {
-    QUICK: 3, MAINTENANCE: 2, SHORT: 2, LONG: 2, FETCHES: 2, EXPORTS: 1, WEBHOOKS: 16, FAILING: 6, MAIL: 4, TRACKING: 4,
+    QUICK: 3, MAINTENANCE: 2, SHORT: 2, LONG: 2, FETCHES: 2, EXPORTS: 1, STARTS: 2, WEBHOOKS: 16, FAILING: 6, MAIL: 4, TRACKING: 4,
 }  # fmt: skip
 """Tasks of each queue that run at once. Slots are apart so that long work delays no short work. Deliveries mostly wait for receivers, and
 no tenant has 16 endpoints."""

@@ -50,7 +50,8 @@ def check_restored(home: Path) -> None:
     """Raise ``Conflict`` if the home was left behind by a restore that did not finish."""
     if unfinished_restore(home).exists():
         raise Conflict(
-            f"the restore of {home} did not finish, so it has only a part of its data; delete it and run `ft admin restore` again",
+            f"the restore of {home} did not finish, so it has only a part of its data; delete it (and the store that "
+            "FT_OBJECT_STORE names, if you set it), and run `ft admin restore` again",
             code="restore_unfinished",
         )
 

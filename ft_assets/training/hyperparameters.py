@@ -172,7 +172,7 @@ def plan(
     if (default := chosen.value("num_gpus", method=method)) != "auto":
         gpus.setdefault("num_gpus", int(default))
     precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=device.has_bf16)
-    if "init_lora_weights" in values:  # PEFT's guide to PiSSA: both would work on the base's own singular values
+    if "init_lora_weights" in values and adapter != "full":  # PEFT's guide to PiSSA: both would work on the base's own singular values
         values = {"dropout": 0.0, "weight_decay": 0.0} | values
     found = Plan(
         recipe=chosen,

@@ -50,17 +50,25 @@ class ObjectLinks:
 
 
 @contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Keep backups of the store at `root`, and exchanges of its keys, from running at once; ``Conflict`` while another one runs."""
+    try:
+        lock = FileLock(root / LOCK).acquire(timeout=0)
+    except Timeout:
+        message = f"a backup of {root}, or an exchange of its keys, is running; wait for its end"
+        raise Conflict(message, code="backup_running") from None
+    with lock:
+        yield
+
+
+@contextmanager
 def held(roots: Sequence[Path]) -> Iterator[ObjectLinks]:
     """Yield links that nothing else uses, and remove them at the end, as those of a backup that was killed are first.
 
-    Raises ``Conflict`` while another backup of the store has them.
+    Raises ``Conflict`` while another backup of the store has them, or its keys are being exchanged.
     """
-    try:
-        lock = FileLock(roots[0] / LOCK).acquire(timeout=0)
-    except Timeout:
-        raise Conflict(f"another backup of {roots[0]} is running; wait for its end", code="backup_running") from None
     links = ObjectLinks(roots)
-    with lock:
+    with locked(roots[0]):
         try:
             links.remove()
             yield links

@@ -23,9 +23,9 @@ from control_plane.tracking.tables import integrations
 from ft_assets.encrypted_files import encrypt
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest
 from resources import key_rotation
-from resources.object_store import LOCAL_KEYS, from_url
+from resources.object_store import LOCAL_KEYS, from_url, object_links
 from resources.object_store.local import LocalObjectStore
-from resources.object_store.tenant_keys import KEYS
+from resources.object_store.tenant_keys import KEYS, TenantKeys
 from resources.tracking.wandb_server import HttpWandb
 
 TEXT = os.urandom(3 << 20)
@@ -187,3 +187,41 @@ def test_an_old_key_that_was_removed_by_hand_is_an_error_that_names_the_file(enc
     encrypted.settings.secrets_key_file.write_text(Fernet.generate_key().decode())
     with pytest.raises(IntegrityError, match="restore the key file that belongs to it"):
         store_of(encrypted).get_bytes("tenants/a/x")
+
+
+def test_keys_of_a_rotation_that_stopped_before_the_tenants_are_retired_without_loss(
+    encrypted: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encrypted.objects.put_bytes("tenants/a/x", TEXT)
+    with monkeypatch.context() as broken:
+
+        def fails(*_: object, **__: object) -> object:
+            raise OSError("no space left on device")
+
+        broken.setattr(TenantKeys, "wrap_again", fails)
+        with pytest.raises(OSError, match="no space left"):
+            key_rotation.rotate(encrypted)
+    aged(encrypted)
+    assert key_rotation.retire(encrypted) == {"secrets.key": 1}
+    assert store_of(encrypted).get_bytes("tenants/a/x") == TEXT
+
+
+def test_a_secret_that_no_key_opens_stays_and_stops_no_rotation(encrypted: Platform) -> None:
+    tenant, _ = tenants.create(encrypted, "t-lost")
+    lost = endpoint(encrypted, tenant.id)
+    sealed = Fernet(Fernet.generate_key()).encrypt(b"https://example.com").decode()
+    with encrypted.engine.begin() as conn:
+        conn.execute(sa.update(webhook_endpoints).where(webhook_endpoints.c.id == lost).values(sealed_url=sealed))
+    assert key_rotation.rotate(encrypted).added[0] == "secrets.key"
+    with encrypted.engine.connect() as conn:
+        assert conn.execute(sa.select(webhook_endpoints.c.sealed_url).where(webhook_endpoints.c.id == lost)).scalar_one() == sealed
+
+
+def test_keys_are_not_exchanged_during_a_backup(encrypted: Platform) -> None:
+    encrypted.objects.put_bytes("tenants/a/x", TEXT)
+    assert isinstance(encrypted.objects, LocalObjectStore)
+    with object_links.held([encrypted.objects.root]):
+        for exchange in (key_rotation.rotate, key_rotation.retire):
+            with pytest.raises(Conflict, match="backup"):
+                exchange(encrypted)
+    assert key_rotation.rotate(encrypted).added

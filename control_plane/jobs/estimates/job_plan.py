@@ -258,7 +258,7 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         global_batch=hyperparameters.global_batch_size(plan),
         num_gpus=plan.num_gpus,
         strategy=plan.strategy,
-        context_sizes=context_sizes(plan, shape),
+        context_sizes=context_sizes(plan, shape, gpus_of_node=max(node.num_gpus for node in pool.nodes)),
         fixed_batch=bool(asked) or on_cpu,
         fixed_checkpointing="gradient_checkpointing" in plan.requested,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else 0,
@@ -275,11 +275,12 @@ def _rank(plan: Plan) -> int:
     return plan.lora.saved_rank if plan.lora else 0
 
 
-def context_sizes(plan: Plan, shape: ModelShape) -> tuple[int, ...]:
+def context_sizes(plan: Plan, shape: ModelShape, *, gpus_of_node: int) -> tuple[int, ...]:
     """Return the numbers of GPUs that may share a window: all that the model allows, or the requested one, ``InvalidRequest`` if it does
     not."""
     on_cpu = plan.device.capability is None
     against = {n: context_split.objection(shape, n, kernel=plan.attention, on_cpu=on_cpu) for n in context_split.SIZES if n > 1}
+    against |= {n: f"a node of the pool has {gpus_of_node} GPUs" for n in against if n > gpus_of_node}
     if (asked := plan.context_parallel) is not None:
         if why := against.get(asked):
             raise InvalidRequest(

@@ -47,8 +47,8 @@ def restore(settings: Settings, directory: Path, *, say: Say) -> tuple[Backup, i
     for a backup of another schema, and the errors of :func:`~deploy.local.backup.backup_manifest.verify`.
     """
     root, steps = object_root(settings), Steps(say)
-    for place in (settings.home, root):
-        _check_empty(place)
+    for place, setting in ((settings.home, "FT_HOME"), (root, "FT_OBJECT_STORE")):
+        _check_empty(place, setting)
     with steps.step("verified every file of the backup"):
         manifest = backup_manifest.verify(directory)
     _check_fits(settings, manifest)
@@ -66,10 +66,11 @@ def restore(settings: Settings, directory: Path, *, say: Say) -> tuple[Backup, i
     return Backup(directory=directory, manifest=manifest, seconds=steps.seconds), running
 
 
-def _check_empty(place: Path) -> None:
+def _check_empty(place: Path, setting: str) -> None:
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InvalidRequest(
-            f"{place} is not empty, and a restore never overwrites; set FT_HOME to a new folder, or move this one away", code="home_in_use"
+            f"{place} is not empty, and a restore never overwrites; set {setting} to a new folder, or move this one away",
+            code="home_in_use",
         )
 
 

@@ -64,6 +64,8 @@ class LastRun:
     warmup_ratio: float | None = None
     safety_share: float | None = None
     num_examples: int | None = None
+    max_rank: int = MAX_RANK
+    """Highest rank to advise; PiSSA doubles the rank of what it trained."""
 
     @classmethod
     def of_spec(cls, spec: Mapping[str, Any] | None, *, num_examples: int | None = None, safety_share: float | None = None) -> Self:
@@ -73,6 +75,7 @@ class LastRun:
             learning_rate=opt.get("learning_rate"),
             num_epochs=opt.get("num_epochs"),
             rank=lora.get("rank"),
+            max_rank=MAX_RANK // 2 if lora.get("init_lora_weights") else MAX_RANK,
             batch_size=global_batch_size(spec or {}),
             warmup_ratio=opt.get("warmup_ratio"),
             safety_share=safety_share,
@@ -276,7 +279,7 @@ def _rate(shape: Shape, run: LastRun, verb: str, factor: float) -> tuple[str, di
 
 def _other_rank(run: LastRun, *, down: bool) -> dict[str, float]:
     """Returns the change to the next rank that servers usually load, from 8 up; nothing if there is none."""
-    others = [r for r in ENGINE_RANKS if run.rank and (8 <= r < run.rank if down else run.rank < r <= MAX_RANK)]
+    others = [r for r in ENGINE_RANKS if run.rank and (8 <= r < run.rank if down else run.rank < r <= run.max_rank)]
     return {"rank": max(others) if down else min(others)} if others else {}
 
 

@@ -48,6 +48,8 @@ def generate(
     """
     if not run.vllm_python:
         return Generated()
+    if run.replicas > 1:  # each replica would decide alone, and a suite of which one is refused an engine has no answers
+        return Generated(why="it answers in one process, and this evaluation has several replicas")
     engine = _engine(run, gpus, directory(run.out_dir, index) / SCRATCH)
     if isinstance(engine, str):
         return Generated(why=engine)

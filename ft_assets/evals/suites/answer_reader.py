@@ -52,7 +52,7 @@ class AnswerReader:
     calls: CallForm | None = None
     """How the template writes tool calls; None if they cannot be read back."""
     offered: frozenset[str] = frozenset()
-    """Ids of the holdout items that offer tools: calls in their answers are read as values."""
+    """Ids of the holdout items that offer tools or expect calls: calls in their answers are read as values."""
 
     @classmethod
     def of_model(cls, directory: Path, *, mode: ReasoningMode, items: Sequence[Item] = ()) -> AnswerReader:
@@ -61,7 +61,7 @@ class AnswerReader:
         if template is None:
             return cls(mode=mode)
         switched = {i.id: template.marks_under(i.template_kwargs) for i in items if i.template_kwargs}
-        offered = frozenset(i.id for i in items if i.tools)
+        offered = frozenset(i.id for i in items if i.tools or i.calls)
         calls = CallForm.of_model(directory) if offered else None
         return cls(mode=mode, marks=template.marks, item_marks=switched, calls=calls, offered=offered)
 

@@ -20,6 +20,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 from peft.utils.integrations import dequantize_module_weight
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import pad
 
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS
 from ft_assets.training.spec import LoraSettings
@@ -75,10 +76,11 @@ def principal_part(weight: torch.Tensor, rank: int, how: str, *, scale: float) -
     if how == "pissa":
         u, s, vh = torch.linalg.svd(weight, full_matrices=False)
     else:
-        u, s, v = torch.svd_lowrank(weight, q=rank, niter=int(how.rpartition("_")[2]))
+        u, s, v = torch.svd_lowrank(weight, q=min(rank, *weight.shape), niter=int(how.rpartition("_")[2]))
         vh = v.T
     root = (s[:rank] / scale).sqrt()
-    return root[:, None] * vh[:rank], u[:, :rank] * root
+    rest = rank - len(root)  # of a matrix that has no more singular values
+    return pad(root[:, None] * vh[:rank], (0, 0, 0, rest)), pad(u[:, :rank] * root, (0, rest))
 
 
 def finish(directory: Path, lora: LoraSettings) -> None:

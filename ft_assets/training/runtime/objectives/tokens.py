@@ -193,7 +193,8 @@ class Tokens:
             bad = (~torch.isfinite(self._scores(model, self.collate([row]))["log_probs"].sum())).double()
             return not (bad if self._context is None else self._context.sum(bad))
 
-        blame(rows, is_finite, what="window", remedy="remove its rows", place=self._place)
+        with quiet(model):
+            blame(rows, is_finite, what="window", remedy="remove its rows", place=self._place)
 
     def collate_windows(self, windows: Sequence[Window]) -> Batch:
         width = self._filled
