@@ -15,12 +15,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.suites.answer_metrics import parse_json, same_json
 from ft_assets.typed_json import JsonObject
+
+if TYPE_CHECKING:
+    from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
 ARGUMENTS = ("arguments", "parameters")
 """Names of the arguments in a call's JSON object: most templates', and Llama's."""
@@ -47,6 +49,8 @@ class CallForm:
         """Returns the form of the model's chat template; None if its calls cannot be read back from their text."""
         if not (directory / "tokenizer.json").is_file():
             return None
+        from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer  # here: processes that only read items do without it
+
         tokenizer = ChatTokenizer.load(directory)
         text = _rendered(tokenizer, PROBE)
         if text is None:

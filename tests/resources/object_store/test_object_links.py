@@ -59,7 +59,7 @@ def test_the_worker_removes_links_that_no_backup_holds(tmp_path: Path) -> None:
         links.add()
         assert not remove_abandoned(store), "a backup is running"
         assert contents(links) == {"tenants/acme/x": b"1"}
-        with pytest.raises(Conflict, match="another backup"), held([store.root]):
+        with pytest.raises(Conflict, match="a backup of"), held([store.root]):
             pass
     ObjectLinks([store.root]).add()
     assert remove_abandoned(store)
