@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from control_plane.adapters import signing_keys
-from control_plane.adapters.exports import READY
+from control_plane.adapters.exporting.orders import READY
 from control_plane.adapters.service import get_adapter
 from control_plane.adapters.tables import Export, adapters, exports
 from control_plane.adapters.tables import signing_keys as signing_key_rows

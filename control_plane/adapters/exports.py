@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -22,12 +22,13 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.adapters import service as adapters
+from control_plane.adapters.exporting.orders import FAILED, QUEUED, READY, RUNNING, add_task
 from control_plane.adapters.tables import Export, exports
 from control_plane.attempts.tables import attempts
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many, one, one_or_none
-from control_plane.platform.task_queue import defer, has_none
+from control_plane.platform.task_queue import has_none
 from control_plane.queue.tables import reservations
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import CRASHED, Limits, run_sandboxed
@@ -44,9 +45,6 @@ from ft_assets.storable_text import printable
 from ft_assets.training.cost_model import READ_BYTES_PER_S, SETUP_S
 from ft_assets.typed_json import from_json
 
-EXPORT, EXPORTS, STARTS = "export", "exports", "export_starts"
-"""The task, and its queues: for exports that the worker makes, in turns of tenants, and for starts of workloads, which hold devices."""
-QUEUED, RUNNING, READY, FAILED = "queued", "running", "ready", "failed"
 MAKER = "control_plane.sandbox.task_export"
 MAX_PENDING = 10
 """Unfinished exports per tenant: each loads a model, and a long backlog helps no tenant."""
@@ -98,7 +96,7 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
         conn.execute(again)
         ordered = one(conn, sa.select(exports).where(same), Export)
         if ordered.expected_s is None:
-            _add_task(conn, ordered)
+            add_task(conn, ordered)
         return ordered
 
 
@@ -107,47 +105,6 @@ def expected_s(platform: Platform, base_model: str, kind: Format) -> float | Non
     if kind not in ON_A_DEVICE:
         return None
     return SETUP_S + PASSES * 2 * (platform.models.card(base_model).num_parameters or 0) / READ_BYTES_PER_S
-
-
-def _add_task(conn: Connection, order: Export, *, once: str | None = None) -> None:
-    has_device = order.expected_s is not None
-    queue, turn = (STARTS, f"{STARTS}:{order.id}") if has_device else (EXPORTS, f"{EXPORTS}:{order.tenant_id}")
-    defer(conn, EXPORT, queue=queue, turn=turn, once=once, export_id=order.id, tenant=order.tenant_id)
-
-
-def begin(conn: Connection, export_ids: Sequence[str], now: datetime) -> set[str]:
-    """Mark orders that get a device as running, and add the tasks that start their workloads; returns their jobs."""
-    if not export_ids:
-        return set()
-    this = exports.c.id.in_(export_ids) & (exports.c.status == QUEUED)
-    begun = many(conn, sa.update(exports).where(this).values(status=RUNNING, beat_at=now).returning(exports), Export)
-    for order in begun:
-        _add_task(conn, order)
-    return {order.job_id for order in begun}
-
-
-def is_running(conn: Connection, export_id: str) -> bool:
-    """Whether the export is being made; holds its row, so that a deletion waits for the end of the transaction."""
-    return conn.execute(sa.select(exports.c.status).where(exports.c.id == export_id).with_for_update()).scalar() == RUNNING
-
-
-def show_progress(conn: Connection, export_id: str, progress: Mapping[str, Any]) -> None:
-    """Record the stage of a running export."""
-    running = (exports.c.id == export_id) & (exports.c.status == RUNNING)
-    conn.execute(sa.update(exports).where(running).values(progress=dict(progress), beat_at=sa.func.clock_timestamp()))
-
-
-def return_to_queue(conn: Connection, export_id: str) -> None:
-    """Have an export wait for another device, because its attempt failed."""
-    running = (exports.c.id == export_id) & (exports.c.status == RUNNING)
-    conn.execute(sa.update(exports).where(running).values(status=QUEUED, progress=sa.null()))
-
-
-def end(conn: Connection, export_id: str, status: str, *, now: datetime, **columns: Any) -> None:
-    """Write the end of a running export."""
-    running = (exports.c.id == export_id) & (exports.c.status == RUNNING)
-    values = {"status": status, "progress": sa.null(), "error": sa.null(), "finished_at": now, **columns}
-    conn.execute(sa.update(exports).where(running).values(values))
 
 
 def add_lost(platform: Platform) -> int:
@@ -160,7 +117,7 @@ def add_lost(platform: Platform) -> int:
         stranded = made & ~begun & has_none("export_id", exports.c.id)
         found = many(conn, sa.select(exports).where(stranded), Export)
         for order in found:
-            _add_task(conn, order, once=order.id)
+            add_task(conn, order, once=order.id)
     return len(found)
 
 

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from agent.workload import Kind, NodeShare
-from control_plane.adapters import exports
+from control_plane.adapters.exporting import orders
 from control_plane.attempts.tables import attempts
 from control_plane.capacity import configured_pools, gpu_devices
 from control_plane.evaluations.tables import evaluations
@@ -53,7 +53,7 @@ def grant(conn: Connection, rows: Rows, starts: Sequence[scheduler.Start], now: 
     evaluated = [s for s in starts if s.evaluation is not None]
     queued = _still_waiting(conn, [s.job_id for s in trained], jobs.c.state == JobState.QUEUED)
     wanted = _begin_evaluations(conn, [s for s in evaluated if _ordered(s, Kind.EXPORT) is None], now)
-    wanted |= exports.begin(conn, [id_ for s in evaluated if (id_ := _ordered(s, Kind.EXPORT)) is not None], now)
+    wanted |= orders.begin(conn, [id_ for s in evaluated if (id_ := _ordered(s, Kind.EXPORT)) is not None], now)
     given = [s for s in trained if s.job_id in queued] + [s for s in evaluated if s.job_id in wanted]
     if not given:
         return []

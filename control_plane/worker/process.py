@@ -16,7 +16,7 @@ from pathlib import Path
 
 from procrastinate import App, PsycopgConnector
 
-from control_plane.adapters.exports import EXPORTS, STARTS
+from control_plane.adapters.exporting.orders import EXPORTS, STARTS
 from control_plane.datasets.validation_tasks import FETCHES, LONG, SHORT
 from control_plane.notifications.outbox import FAILING, MAIL, WEBHOOKS
 from control_plane.platform.context import Platform

@@ -13,7 +13,7 @@ from procrastinate.jobs import Job
 from procrastinate.manager import JobManager
 from procrastinate.worker import Worker
 
-from control_plane.adapters import exports
+from control_plane.adapters.exporting import orders
 from control_plane.datasets import validation_tasks
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.exports import export_workload
@@ -66,7 +66,7 @@ def make_app(connector: BaseConnector, platform: Platform, *, periodic: bool) ->
     app.task(name=outbox.DELIVER, retry=Again(in_turn=True))(lambda target: dispatch.deliver(platform, target))
     app.task(name=validation_tasks.VALIDATE, retry=Again())(partial(validate, platform))
     app.task(name=validation_tasks.FETCH, retry=Again())(partial(fetch, platform))
-    app.task(name=exports.EXPORT, retry=Again())(partial(export, platform))
+    app.task(name=orders.EXPORT, retry=Again())(partial(export, platform))
     app.task(name=wandb_runs.SEND, retry=Again())(lambda job_id, tenant: wandb_runs.send(platform, tenant, job_id))
     for each in ROUNDS:
         _add_round(app, each.name, each.cron, each.queue, partial(_run_round, platform, each), periodic=periodic)

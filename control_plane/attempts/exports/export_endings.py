@@ -11,8 +11,9 @@ from sqlalchemy.engine import Connection
 
 from agent.workload import Kind
 from control_plane.adapters import exports
+from control_plane.adapters.exporting import orders
 from control_plane.adapters.tables import adapters
-from control_plane.adapters.tables import exports as orders
+from control_plane.adapters.tables import exports as rows
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import agents, attempts
 from control_plane.datasets.uploads import orphaned_objects
@@ -33,12 +34,12 @@ def archive_key(conn: Connection, held: Claim) -> str:
 
 def is_wanted(conn: Connection, export_id: str) -> bool:
     """Whether the export is still needed: not if it was deleted."""
-    return exports.is_running(conn, export_id)
+    return orders.is_running(conn, export_id)
 
 
 def record_stage(conn: Connection, export_id: str, beat: Mapping[str, Any]) -> None:
     """Show what the export's process does."""
-    exports.show_progress(conn, export_id, {"stage": str(beat.get("phase", "")), "seconds": int(beat.get("seconds") or 0)})
+    orders.show_progress(conn, export_id, {"stage": str(beat.get("phase", "")), "seconds": int(beat.get("seconds") or 0)})
 
 
 def move(conn: Connection, held: Claim, export_id: str, ending: Ending, now: datetime) -> None:
@@ -50,18 +51,18 @@ def move(conn: Connection, held: Claim, export_id: str, ending: Ending, now: dat
     4. The export has failed, with the reason if another attempt would fail for it too.
     """
     failure = ending.failure
-    if not exports.is_running(conn, export_id):
+    if not orders.is_running(conn, export_id):
         orphaned_objects.release(conn, held.tenant, [archive_key(conn, held)], now=now)
     elif failure is None:
         evidence = _evidence(conn, held)
         archive = {name: evidence[name] for name in ("bytes", "sha256", "manifest", "manifest_sha256")}
-        exports.end(conn, export_id, exports.READY, now=now, object_key=archive_key(conn, held), **archive)
+        orders.end(conn, export_id, orders.READY, now=now, object_key=archive_key(conn, held), **archive)
     elif failure.retry is not Retry.NEVER and _failures(conn, held) < MAX_FAILURES:
-        exports.return_to_queue(conn, export_id)
+        orders.return_to_queue(conn, export_id)
     else:
         error = {"code": failure.code, "message": printable(failure.message), "param": None}
-        exports.end(
-            conn, export_id, exports.FAILED, now=now, error=error if failure.retry is Retry.NEVER else {**error, **exports.BROKEN_ERROR}
+        orders.end(
+            conn, export_id, orders.FAILED, now=now, error=error if failure.retry is Retry.NEVER else {**error, **exports.BROKEN_ERROR}
         )
 
 
@@ -75,6 +76,6 @@ def _failures(conn: Connection, held: Claim) -> int:
     """Return the ended attempts that count as failures, since the export was last requested."""
     r, a = reservations.c, attempts.c
     query = sa.select(sa.func.count()).join_from(reservations, attempts, (a.job_id == r.job_id) & (a.attempt == r.attempt))
-    ordered_at = sa.select(orders.c.created_at).where(orders.c.id == held.export_id).scalar_subquery()
+    ordered_at = sa.select(rows.c.created_at).where(rows.c.id == held.export_id).scalar_subquery()
     same = (r.job_id == held.job_id, r.kind == Kind.EXPORT, r.export_id == held.export_id, r.granted_at >= ordered_at)
     return int(conn.execute(query.where(*same, a.ended_at.is_not(None), a.outcome != Outcome.PREEMPTED)).scalar_one())

@@ -1,0 +1,1 @@
+"""Orders of exports, as the queue, attempts and the worker see them."""
