@@ -6,8 +6,9 @@ Needs a stack that runs in ``FT_HOME`` (`ft up --detach`) and Chromium. Each way
 until its result is there, and what a person does: commands, keys and clicks. Pasting an id counts as one key. The job's own time, from its
 creation to its end as the API states it, is that of the platform; what is left is the interaction: processes, pages, transfers, polling.
 
-Nobody types here. A person's time is estimated with the keystroke-level model (Card, Moran and Newell 1980): 0.2 s a key (55 words a
-minute), 1.1 s to point and 0.2 s to click, 0.4 s to move a hand to the mouse and as much back, 1.35 s to think before each step.
+A program drives the browser. The time that a person would take is estimated with the keystroke-level model (Card, Moran and Newell 1980):
+0.2 s a key (55 words a minute), 1.1 s to point and 0.2 s to click, 0.4 s to move a hand to the mouse and as much back, 1.35 s to think
+before each step.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Settings:
     safety_classifier: str = "builtin"
     """``FT_SAFETY_CLASSIFIER``: says which answers to the safety set refuse: ``builtin`` (a rule), ``http(s)://host/v1#model`` (a guard
     model that answers safe or unsafe; key: ``FT_SAFETY_API_KEY``), ``llama-guard:http(s)://host/v1#model`` (any instruct model, with Llama
-    Guard's prompt), ``package.module:factory``, or ``off`` (empty here): nobody is asked."""
+    Guard's prompt), ``package.module:factory``, or ``off`` (empty here): no classifier."""
     judge_url: str = ""
     """``FT_JUDGE_URL``: ``http(s)://host/v1`` of the model that compares answers in pairs (key: ``FT_JUDGE_API_KEY``, read where it is used
     and written nowhere). Default: none, and nothing is judged."""

@@ -378,7 +378,8 @@ def _last_run(platform: Platform, job: Job) -> LastRun:
         mine = (datasets.c.tenant_id == job.tenant_id) & (datasets.c.id == job.dataset_id)
         rows = conn.execute(sa.select(datasets.c.row_count).where(mine)).scalar_one_or_none()
     share = job.hyperparameters.get("safety_share")
-    return LastRun.of_spec(job.spec, num_examples=rows, safety_share=float(share) if isinstance(share, int | float) else None)
+    safety_share = float(share) if isinstance(share, int | float) else None
+    return LastRun.of_spec(job.spec, num_examples=rows, safety_share=safety_share, max_rank=platform.settings.max_lora_rank)
 
 
 def track(platform: Platform, tenant: str, job_id: str) -> None:

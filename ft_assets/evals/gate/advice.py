@@ -68,14 +68,16 @@ class LastRun:
     """Highest rank to advise; PiSSA doubles the rank of what it trained."""
 
     @classmethod
-    def of_spec(cls, spec: Mapping[str, Any] | None, *, num_examples: int | None = None, safety_share: float | None = None) -> Self:
-        """Reads a frozen spec as stored."""
+    def of_spec(
+        cls, spec: Mapping[str, Any] | None, *, num_examples: int | None = None, safety_share: float | None = None, max_rank: int = MAX_RANK
+    ) -> Self:
+        """Reads a frozen spec as stored. `max_rank`: highest that the servers load."""
         opt, lora = (spec or {}).get("optimization") or {}, (spec or {}).get("lora") or {}
         return cls(
             learning_rate=opt.get("learning_rate"),
             num_epochs=opt.get("num_epochs"),
             rank=lora.get("rank"),
-            max_rank=MAX_RANK // 2 if lora.get("init_lora_weights") else MAX_RANK,
+            max_rank=max_rank // 2 if lora.get("init_lora_weights") else max_rank,
             batch_size=global_batch_size(spec or {}),
             warmup_ratio=opt.get("warmup_ratio"),
             safety_share=safety_share,

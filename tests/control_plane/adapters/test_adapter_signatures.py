@@ -103,6 +103,11 @@ def test_a_replaced_key_verifies_what_it_signed_until_it_is_revoked(
     assert refused.value.code == "signing_key_unknown" and old in refused.value.message
     adapter_signatures.sign_due(signer)
     assert adapter_signatures.signature(signer, tenant.id, adapter_id)["signatures"][0]["keyid"] == new.id
+    late = {"signature": signed_before, "signing_key_id": old}  # of a round that began before the revocation
+    with signer.engine.begin() as conn:
+        conn.execute(sa.update(adapters).where(adapters.c.id == adapter_id).values(**late))
+    assert adapter_signatures.sign_due(signer) == 1
+    assert adapter_signatures.signature(signer, tenant.id, adapter_id)["signatures"][0]["keyid"] == new.id
     signing_keys.revoke(signer, new.id)
     with pytest.raises(IntegrityError, match="signing-keys rotate"):
         adapter_signatures.sign_due(signer)

@@ -29,9 +29,11 @@ from control_plane.exports import export_workload
 from control_plane.models.catalogue import Given, add_local, catalogue_of
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from control_plane.platform.task_queue import SCHEMA
 from control_plane.queue import cycle
 from control_plane.queue.tables import held_devices, reservations
 from control_plane.serving import rollout
+from control_plane.tenant_data.erasure import TenantData
 from control_plane.tenants.rules import Tenant
 from ft_assets.adapters.exports import Format
 from ft_assets.adapters.exports.archive import build
@@ -75,6 +77,11 @@ def begin(platform: Platform, tenant: Tenant, order: Export) -> Claim:
     return held
 
 
+def is_wanted(platform: Platform, held: Claim) -> bool:
+    with platform.engine.connect() as conn:
+        return attempts.is_wanted(conn, job_id=held.job_id, evaluation_id=held.evaluation_id, export_id=held.export_id)
+
+
 def killed(held: Claim) -> WorkloadStatus:
     now = time.time()
     return WorkloadStatus(name=held.workload, phase=WorkloadPhase.EXITED, exit_code=-9, started_at=now - 60, ended_at=now)
@@ -104,6 +111,22 @@ def test_an_export_holds_a_device_that_nothing_else_holds(platform: Platform, te
     assert (state(platform, order)[0], state(platform, other)[0]) == ("running", "queued"), "a job holds one reservation at most"
     cycle.run_cycle(platform)
     assert state(platform, other)[0] == "queued"
+
+
+def test_the_start_of_a_workload_waits_for_no_export(platform: Platform, tenant: Tenant, adapter_id: str) -> None:
+    small, large = ordered(platform, tenant, adapter_id, format="adapter"), ordered(platform, tenant, adapter_id)
+    begin(platform, tenant, large)
+    query = sa.text(f"SELECT args->>'export_id', queue_name, lock FROM {SCHEMA}.procrastinate_jobs WHERE args->>'export_id' IS NOT NULL")
+    with platform.engine.connect() as conn:
+        queue_of = {row[0]: (row[1], row[2]) for row in conn.execute(query)}
+    assert queue_of == {small.id: ("exports", f"exports:{tenant.id}"), large.id: ("export_starts", f"export_starts:{large.id}")}
+
+
+def test_deleting_a_tenants_data_ends_its_running_exports(platform: Platform, tenant: Tenant, adapter_id: str) -> None:
+    held = begin(platform, tenant, ordered(platform, tenant, adapter_id))
+    assert is_wanted(platform, held)
+    TenantData(tenant=tenant.id, id="deletion").withdraw(platform)
+    assert not is_wanted(platform, held)
 
 
 def test_an_adapter_and_a_tokenizer_wait_for_no_device(platform: Platform, tenant: Tenant, adapter_id: str) -> None:

@@ -442,10 +442,10 @@ def test_a_conversation_that_is_answered_already_is_no_prompt_of_a_preference() 
     assert [[m.content for m in side] for side in (example.messages, example.chosen, example.rejected)] == [["q"], ["good"], ["bad"]]
 
 
-@pytest.mark.parametrize(
-    "form",
-    [{"type": "xml"}, {"type": "json_schema"}, "[]", {"type": "json_schema", "json_schema": {"schema": {"description": "x" * 70_000}}}],
-)
+LONG_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"description": "x" * 70_000}}}
+
+
+@pytest.mark.parametrize("form", [{"type": "xml"}, {"type": "json_schema"}, "[]", LONG_SCHEMA])
 def test_a_response_format_of_another_form_is_a_problem_of_its_row(form: Any) -> None:
     row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "response_format": form}
     assert [p.code for p in shapes.to_example(row, "chat", row=1)[1]] == ["invalid_response_format"]

@@ -196,6 +196,7 @@ QLORA, FULL = {"adapter": "qlora"}, {"adapter": "full"}
         ({"rank": 8}, FULL, "hyperparameters.rank", "use lora"),
         ({"target_modules": "all-linear"}, FULL, "hyperparameters.target_modules", "use lora"),
         ({"loraplus_lr_ratio": 16}, FULL, "hyperparameters.loraplus_lr_ratio", "use lora"),
+        ({"init_lora_weights": "pissa"}, FULL, "hyperparameters.init_lora_weights", "use lora"),
         ({"use_dora": True}, {"hardware": {"strategy": "fsdp2", "num_gpus": 2}}, "hyperparameters.use_dora", "use ddp"),
         ({"init_lora_weights": "pissa"}, {"hardware": {"strategy": "zero2"}}, "hyperparameters.init_lora_weights", "use ddp"),
         ({"neftune_noise_alpha": 5}, {"method": "dpo"}, "hyperparameters.neftune_noise_alpha", "use sft"),

@@ -28,7 +28,7 @@ def _shown(found: Mapping[str, Any]) -> str:
     lines = [f"{found['num_entries']} entries, {found['num_redacted']} of them erased; head {found['head'] or 'none'}"]
     if found["findings"]:
         return "\n".join([*lines, *found["findings"], "the audit log was tampered with: compare it with an earlier export or a backup"])
-    return "\n".join([*lines, "every entry holds; note the head where nobody of this platform can change it"])
+    return "\n".join([*lines, "every entry holds; keep the head in a place that this platform's operators cannot change"])
 
 
 def _broken(found: Mapping[str, Any]) -> bool:

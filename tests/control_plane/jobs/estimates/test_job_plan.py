@@ -72,6 +72,9 @@ def test_a_long_window_is_shared_and_the_step_keeps_its_rows() -> None:
     assert resolved(eight, num_rows=100).resume_sha256 == spec.resume_sha256, "ranks do not change what is trained"
     with pytest.raises(InvalidRequest, match="they need flash_attention_2, and its attention is computed by sdpa here"):
         placed("llama-3.1-8b", {"attention": "sdpa"}, hardware={"context_parallel": 2}, **asked)
+    pairs = replace(H100, nodes=tuple(replace(node, num_gpus=2) for node in H100.nodes))
+    with pytest.raises(InvalidRequest, match="cannot be split over 4 GPUs: a node of the pool has 2 GPUs"):
+        placed("llama-3.1-8b", {"max_seq_len": 131_072}, hardware={"context_parallel": 4}, pool=pairs, **asked)
 
 
 def test_the_planned_sizes_take_the_planned_numbers_of_gpus() -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial as later
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,9 @@ def labels(exact: int, *, loosely: bool) -> EvalReport:
         pytest.param(later(report, base=0, adapter=2), RUN, ["hold_out_more"], {}, id="a gain that may be noise"),
         pytest.param(later(report, adapter=20), LastRun(num_examples=120), ["too_little_data"], {}, id="too few examples"),
         pytest.param(later(report, adapter=20), RUN, ["underfit"], {"rank": 32, "n_epochs": 6.0}, id="nothing learned from many examples"),
+        pytest.param(
+            later(report, adapter=20), replace(RUN, max_rank=16), ["underfit"], {"n_epochs": 6.0}, id="no rank that the servers do not load"
+        ),
     ],
 )  # fmt: skip
 def test_advice_from_reports(make: Callable[[], EvalReport], run: LastRun, codes: list[str], changes: dict[str, Any]) -> None:
@@ -132,6 +135,7 @@ def test_a_run_is_read_from_its_stored_spec_and_advice_of_old_reports_too() -> N
         learning_rate=1e-4, num_epochs=2, rank=8, batch_size=8, num_examples=5
     )
     assert LastRun.of_spec(None) == LastRun()
+    assert LastRun.of_spec({"lora": {"rank": 8, "init_lora_weights": "pissa"}}, max_rank=64).max_rank == 32
     assert Advice.from_dict("Lower it.").message == "Lower it."
 
 

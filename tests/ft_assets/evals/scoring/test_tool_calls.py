@@ -76,8 +76,10 @@ def test_calls_are_compared_by_name_and_arguments_in_any_order() -> None:
         assert tuple(metric(output, wanted) for metric in tool_calls.METRICS.values()) == pytest.approx(expected), output
 
 
-def test_a_report_scores_calls_and_the_choice_to_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("listed", [True, False], ids=["tools in the row", "no tools in the row"])
+def test_a_report_scores_calls_and_the_choice_to_call(tmp_path: Path, listed: bool) -> None:
     rows = [row(call(city=f"city {n}"), n=n) for n in range(8)] + [row(text="No tool needed.", n=9)]
+    rows = [one if listed or n == 8 else {**one, "tools": []} for n, one in enumerate(rows)]
     items = suite_items.holdout_items(rows, calls=lambda: True)
     assert [item.calls for item in items].count(True) == 8
     reader = AnswerReader.of_model(build(tmp_path / "model", "qwen2_5"), mode="strip", items=items)

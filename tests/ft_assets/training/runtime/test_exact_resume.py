@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ft_assets.training.spec import EarlyStopping, LoraSettings, Quantization, R
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
 from tests.ft_assets.training.runtime.objectives.preference_runs import Site  # noqa: E402
+from tests.support.models.deterministic_torch import deterministic_only_here  # noqa: E402, F401
 from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries; a run silences them too
@@ -56,14 +57,6 @@ WINDOWS = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("files")
     return build_tiny_model(root / "base"), write_pack(root / "pack")
-
-
-@pytest.fixture(autouse=True)
-def deterministic_only_here() -> Iterator[None]:
-    filling = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = filling
 
 
 def training(spec: TrainingSpec, files: tuple[Path, Path], work: Path) -> Training:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ft_assets.training.data_order import DataOrder  # noqa: E402
 from ft_assets.training.spec import Optimization, RunFile  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
+from tests.support.models.deterministic_torch import deterministic_only_here  # noqa: E402, F401
 from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries; a run silences them too
@@ -28,14 +29,6 @@ OPTIMIZATION = Optimization(
     learning_rate=5e-3, num_epochs=1, per_device_batch_size=2, accumulation_steps=2, warmup_ratio=0.3, weight_decay=1.0,
     adam_betas=(0.8, 0.95),
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def deterministic_only_here() -> Iterator[None]:
-    filling = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = filling
 
 
 @pytest.fixture(scope="module")

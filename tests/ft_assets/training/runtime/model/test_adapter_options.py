@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from ft_assets.training.spec import LoraSettings, Optimization, Quantization, Ru
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
 from tests.ft_assets.training.runtime.test_trajectory import examples, mean_loss  # noqa: E402
+from tests.support.models.deterministic_torch import deterministic_only_here  # noqa: E402, F401
 from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -31,14 +31,6 @@ OPTIMIZATION = Optimization(
 )
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 STEPS = 6
-
-
-@pytest.fixture(autouse=True)
-def deterministic_only_here() -> Iterator[None]:
-    filling = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = filling
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +159,10 @@ def test_pissa_begins_with_the_largest_singular_values(how: str) -> None:
     a, b = principal_part(weight, 5, how, scale=2.0)
     assert (a.shape, b.shape) == ((5, 50), (40, 5))
     torch.testing.assert_close(2.0 * b @ a, left[:, :5] @ torch.diag(0.7 ** torch.arange(5.0)) @ right[:, :5].T, atol=1e-5, rtol=1e-4)
+    narrow = weight[:3]
+    a, b = principal_part(narrow, 5, how, scale=2.0)
+    assert (a.shape, b.shape) == ((5, 50), (3, 5)), "of the rank that the config states, whatever the matrix has"
+    torch.testing.assert_close(2.0 * b @ a, narrow, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("lora", [{"use_dora": True}, {"init_lora_weights": "pissa_niter_4"}], ids=lambda lora: next(iter(lora)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ft_assets.training.runtime.run_errors import BadExample, BadSpec  # noqa: E
 from ft_assets.training.spec import RunFile, Source  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, VOCAB, Job, job, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
+from tests.support.models.deterministic_torch import deterministic_only_here  # noqa: E402, F401
 from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries; a run silences them too
@@ -40,14 +40,6 @@ def write_packs(directory: Path, *, shards: int = 1) -> Path:
             validation=2,
         )  # fmt: skip
     return directory
-
-
-@pytest.fixture(autouse=True)
-def deterministic_only_here() -> Iterator[None]:
-    filling = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = filling
 
 
 @pytest.fixture(scope="module")
