@@ -60,4 +60,5 @@ def test_a_half_restored_home_does_not_start(offline: Ft, tmp_path: Path) -> Non
     (tmp_path / "home/restore.unfinished").touch()
     done = offline("up", "--detach")
     assert done.code == 1
-    assert "delete it and run `ft admin restore` again" in done.err
+    assert "home did not finish" in done.err
+    assert "run `ft admin restore` again [restore_unfinished]" in done.err
