@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import openai
@@ -105,8 +106,8 @@ def _ft() -> str:
 
 
 @contextlib.contextmanager
-def stack(home: Path) -> Iterator[Stack]:
-    """The whole platform in `home`, started anew; ended with this process."""
+def stack(home: Path, extra: Mapping[str, str] = MappingProxyType({})) -> Iterator[Stack]:
+    """The whole platform in `home`, started anew with `extra` variables; ended with this process."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "pools.yaml").write_text(POOLS)
     ports_file = home / "ports.json"
@@ -114,7 +115,7 @@ def stack(home: Path) -> Iterator[Stack]:
         ports_file.write_text(json.dumps({n: str(free_port()) for n in ("FT_API_PORT", "FT_DAGSTER_PORT", "FT_INFERENCE_PORT")}))
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("FT_", "DAGSTER_"))}
     env = {**kept, **json.loads(ports_file.read_text()), "FT_HOME": str(home / "ft"), "HOME": str(home), "OMP_NUM_THREADS": "1"}
-    env |= {"FT_POOLS": str(home / "pools.yaml"), "FT_MLFLOW_URI": "off", "PYTHONPATH": str(ROOT)}
+    env |= {"FT_POOLS": str(home / "pools.yaml"), "FT_MLFLOW_URI": "off", "PYTHONPATH": str(ROOT), **extra}
     subprocess.run([_ft(), "down"], env=env, cwd=ROOT, capture_output=True, timeout=170, check=False)
     up = subprocess.run([_ft(), "up", "--detach"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
     if up.returncode:

@@ -1,13 +1,18 @@
-"""A TCP proxy that spoils what passes: connections that break off or hang, bytes that change."""
+"""A TCP proxy that spoils what passes: connections that break off or hang, late and missing answers, bytes that change."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+ABORT = struct.pack("ii", 1, 0)
+"""SO_LINGER (socket(7)): the close of a TCP connection resets it."""
+BUSY = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 @dataclass
@@ -15,13 +20,27 @@ class FaultyProxy:
     upstream: tuple[str, int] | str
     """Host and port, or the path of a Unix socket."""
     refuse: bool = False
-    """Break every connection off as soon as it says something."""
+    """Reset every connection as soon as it says something."""
     hold: bool = False
     """Accept connections, and keep back what they say until this is False again."""
+    delay_s: float = 0.0
+    """Seconds that each piece of data (64 KiB at most) is late, in either direction."""
+    busy: bool = False
+    """Answer HTTP requests with 503, and pass nothing on."""
+    truncate: bool = False
+    """Pass half of each answer on, and reset the connection."""
+    lose_after: tuple[bytes, ...] = ()
+    """A request that contains one of these is passed on; its answer is not, and the connection is reset."""
     replace: list[tuple[bytes, bytes]] = field(default_factory=list)
     """Each pair is used once: where the first passes, in either direction, the second (as long) comes out."""
     faults: int = 0
     """How often something was spoilt."""
+
+    def clear(self) -> None:
+        """Pass everything on from now on."""
+        self.refuse = self.hold = self.busy = self.truncate = False
+        self.delay_s, self.lose_after = 0.0, ()
+        self.replace.clear()
 
     def serve(self, listener: socket.socket) -> None:
         while True:
@@ -32,10 +51,11 @@ class FaultyProxy:
             threading.Thread(target=self._carry, args=(client,), daemon=True).start()
 
     def _carry(self, client: socket.socket) -> None:
-        with client, self._connection() as server:
-            back = threading.Thread(target=self._pump, args=(server, client), daemon=True)
+        lost = threading.Event()
+        with client, contextlib.suppress(OSError), self._connection() as server:
+            back = threading.Thread(target=self._pump, args=(server, client, lost), kwargs={"answers": True}, daemon=True)
             back.start()
-            self._pump(client, server)
+            self._pump(client, server, lost)
             back.join()
 
     def _connection(self) -> socket.socket:
@@ -45,21 +65,35 @@ class FaultyProxy:
         made.connect(self.upstream)
         return made
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, lost: threading.Event, *, answers: bool = False) -> None:
+        """Carry until an end closes; `lost` is set once a request has passed whose answer must not."""
+        spoilt = False
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                self.faults += self.hold
+            while not spoilt and (data := source.recv(1 << 16)):
+                self.faults += self.hold or self.delay_s > 0
                 while self.hold:
                     time.sleep(0.02)
-                if self.refuse:
-                    self.faults += 1
-                    break
-                sink.sendall(self._spoilt(data))
+                time.sleep(self.delay_s)
+                if not answers and any(mark in data for mark in self.lose_after):
+                    lost.set()
+                data, spoilt = self._broken(data, lost.is_set(), answers=answers)
+                if self.busy and not answers:
+                    source.sendall(BUSY)
+                sink.sendall(self._changed(data))
+        self.faults += spoilt
         for end in (source, sink):
             with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                if spoilt and not self.busy and end.family != socket.AF_UNIX:
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
+                end.shutdown(socket.SHUT_RD if spoilt and not self.busy else socket.SHUT_RDWR)
 
-    def _spoilt(self, data: bytes) -> bytes:
+    def _broken(self, data: bytes, lost: bool, *, answers: bool) -> tuple[bytes, bool]:
+        """What is passed on of `data`, and whether the connection breaks off after it."""
+        if self.refuse or (answers and lost) or (self.busy and not answers):
+            return b"", True
+        return (data[: len(data) // 2], True) if answers and self.truncate else (data, False)
+
+    def _changed(self, data: bytes) -> bytes:
         for pair in list(self.replace):
             if pair[0] in data:
                 self.replace.remove(pair)

@@ -10,15 +10,13 @@ from typing import Any
 
 import psutil
 
-from agent.workload import VARIABLE
-
 WORK = ("run worker", "trainer", "agent", "watcher")
 """Processes of one job; they come and go with it. A run worker executes its steps in its own process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Processes:
-    """Reads the supervisor's report, the run server's records and the process table; keeps nothing."""
+    """Reads the supervisor's report, the records of the run server and of the launcher, and the process table; keeps nothing."""
 
     home: Path
 
@@ -48,21 +46,43 @@ class Processes:
         return next((s for s in self.report().get("services", ()) if s["name"] == name), {})
 
     def of_jobs(self) -> dict[str, dict[int, str]]:
-        """Pids by kind (:data:`WORK`), each with what it works for: ``job/attempt's file``, of a run's processes the run."""
+        """Pids by kind (:data:`WORK`), each with its workload's name; of a run worker, the run."""
         found: dict[str, dict[int, str]] = {kind: {} for kind in WORK}
         for record in (self.home / "runs").glob("*.json"):
-            with contextlib.suppress(psutil.Error, OSError, ValueError):
-                worker = psutil.Process(int(json.loads(record.read_text())["pid"]))
+            if worker := _alive(record):
                 found["run worker"][worker.pid] = record.stem
+        for record in (self.home / "work" / "launcher").glob("*/*.json"):
+            kind = {"process.json": "agent", "watcher.json": "watcher"}.get(record.name)
+            if kind is None or not (process := _alive(record)):
+                continue
+            name = record.parent.name
+            found[kind][process.pid] = name
+            if kind == "agent":
+                with contextlib.suppress(psutil.Error):
+                    found["trainer"] |= {p.pid: name for p in process.children(recursive=True) if _trains(p)}
+        return found
+
+    def all_of_home(self) -> dict[int, str]:
+        """Every process that has this home in its command line, environment or working directory: pid and command line."""
+        found, home = {}, str(self.home)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
-                if words[-2:] == ["-m", "agent"] and str(self.home) in (workload := process.environ().get(VARIABLE, "")):
-                    found["agent"][process.pid] = Path(workload).parent.name
-                if not any(str(self.home) in word for word in words):
-                    continue
-                if "ft_assets.training.runtime" in words and "torch.distributed.run" not in words:
-                    found["trainer"][process.pid] = f"{Path(words[-1]).parent.name}/{Path(words[-1]).stem}"
-                elif "resources.launcher.workload_watcher" in words:
-                    found["watcher"][process.pid] = Path(words[-1]).name
+                if home in process.cwd() or any(home in w for w in words) or process.environ().get("FT_HOME") == home:
+                    found[process.pid] = f"{process.name()}: {' '.join(words)[:120]}"
         return found
+
+
+def _alive(record: Path) -> psutil.Process | None:
+    """The process that a record names, unless it has ended."""
+    with contextlib.suppress(psutil.Error, OSError, ValueError):
+        process = psutil.Process(int(json.loads(record.read_text())["pid"]))
+        return process if process.status() != psutil.STATUS_ZOMBIE else None
+    return None
+
+
+def _trains(process: psutil.Process) -> bool:
+    """Whether it is a rank of a training: it works in the job's directory, below torchrun if there is one."""
+    with contextlib.suppress(psutil.Error):
+        return process.cwd().rpartition("/jobs/")[2].startswith("job") and "torch.distributed.run" not in process.cmdline()
+    return False
