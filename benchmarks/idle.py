@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.recovery.processes import Processes
+from benchmarks.soak.processes import Processes
 from control_plane.platform.settings import load
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

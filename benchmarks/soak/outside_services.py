@@ -20,6 +20,8 @@ from tests.support.servers.faulty_proxy import FaultyProxy, faulty_proxy
 BUCKET = "soak"
 DISK_SIZE = "768m"
 """A full fine-tuning of the demo model keeps 3 checkpoints of 40 MB; four jobs run at once at most."""
+DIRECT_PORT = 5433
+"""Under which clients reach the database's socket itself: libpq derives the socket's name from it."""
 LIBFAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 """Of Debian's package ``faketime``."""
 
@@ -72,7 +74,7 @@ def outside_services(home: Path) -> Iterator[OutsideServices]:
 @contextlib.contextmanager
 def _before_socket(path: Path) -> Iterator[FaultyProxy]:
     """A proxy that takes the place of the database's socket, again whenever a starting server has made a new one."""
-    real, ended = path.with_name(".s.proxied"), threading.Event()
+    real, ended = path.with_name(f".s.PGSQL.{DIRECT_PORT}"), threading.Event()
     proxy = FaultyProxy(str(real))
 
     def watch() -> None:
