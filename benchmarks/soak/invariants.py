@@ -208,7 +208,8 @@ def ledger(stack: Stack) -> list[str]:
 def orphaned_objects(stack: Stack, store: ObjectStore) -> list[str]:
     """Objects under the prefix of a file, dataset, job or adapter that no row names."""
     queries: Mapping[str, Any] = {
-        "files": sa.select(files.c.id), "datasets": sa.select(datasets.c.id), "jobs": sa.select(jobs.c.id), "adapters": sa.select(adapters.c.id)
+        "files": sa.select(files.c.id), "datasets": sa.select(datasets.c.id), "jobs": sa.select(jobs.c.id),
+        "adapters": sa.select(adapters.c.id),
     }  # fmt: skip
     with stack.engine.connect() as conn:
         known = {folder: set(conn.execute(query).scalars()) for folder, query in queries.items()}

@@ -66,8 +66,8 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield "# A soaked platform: faults, recoveries and what held"
     yield ""
     yield (
-        f"`python -m benchmarks.soak {result['options']}`, seed {result['seed']}, {machine['cores']} cores, load {machine['load_1_min']} at "
-        f"the end, {result['minutes']} minutes of faults. {work['jobs']} jobs, {work['attempts']} attempts ({_counts(work['outcomes'])}), "
+        f"`python -m benchmarks.soak {result['options']}`, seed {result['seed']}, {machine['cores']} cores, load {machine['load_1_min']} "
+        f"at the end, {result['minutes']} minutes of faults. {work['jobs']} jobs, {work['attempts']} attempts ({_counts(work['outcomes'])}), "
         f"{work['bad_uploads']} bad uploads. {work['adapters_compared']} adapters were compared with undisturbed twins, "
         f"{work['of_jobs_with_several_attempts']} of them of jobs with several attempts. Work repeated: {work['lost_gpu_s']} GPU-seconds."
     )
@@ -77,7 +77,8 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     for name, r in result["rates"].items():
         yield f"| {name} | {r['count']} of {r['of']} | {r['count'] / max(1, r['of']):.2f} | {r['low']:.2f} to {r['high']:.2f} |"
     yield ""
-    yield "| target | fault | count | hit work | detected after s, p50 | max | back after s, p50 | max | work lost GPU-s, p50 | max | tracebacks | outage lines |"
+    columns = "target, fault, count, hit work, detected s p50, max, back s p50, max, work lost GPU-s p50, max, tracebacks, outage lines"
+    yield f"| {columns.replace(', ', ' | ')} |"
     yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
     for r in result["faults"]:
         measured = [r[f"{name}_{which}"] for name in ("detected_s", "recovered_s", "lost_gpu_s") for which in ("p50", "max")]

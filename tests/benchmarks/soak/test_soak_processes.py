@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.recovery.__main__ import as_markdown
-from benchmarks.recovery.processes import Processes
+from benchmarks.soak.processes import Processes
 from deploy.local.readiness import file_touched
 from deploy.local.supervisor.service_spec import Service
 from deploy.local.supervisor.stack_supervisor import Supervisor
@@ -48,22 +47,3 @@ def test_every_service_of_the_running_stack_is_found_and_its_replacement_seen(tm
     finally:
         supervisor.stop()
         thread.join(30)
-
-
-def test_a_breach_is_in_the_table_s_page() -> None:
-    case = {
-        "process": "api",
-        "signal": "SIGKILL",
-        "detected_s": 0.2,
-        "recovered_s": None,
-        "lost_gpu_s": 3.5,
-        "log": {"api": {"tracebacks": 1, "outage_lines": 2}},
-    }
-    result = {
-        "machine": {"cores": 2, "load_1_min": 1.0}, "jobs": 1, "steps": 40, "attempts": 2, "outcomes": {"succeeded": 1, "crashed": 1},
-        "lost_gpu_s": 1.5, "lost_gpu_s_most": 1.5, "ledger_check": "holds", "different_adapters": 1,
-        "breaches": ["api: not back"], "cases": [case],
-    }  # fmt: skip
-    page = as_markdown(result)
-    assert "| api | SIGKILL | 0.2 | - | 3.5 | 1 | 2 |" in page
-    assert page.endswith("Breaches: 1.\n- api: not back\n")
