@@ -117,16 +117,16 @@ def stack(home: Path, extra: Mapping[str, str] = MappingProxyType({})) -> Iterat
     env = {**kept, **json.loads(ports_file.read_text()), "FT_HOME": str(home / "ft"), "HOME": str(home), "OMP_NUM_THREADS": "1"}
     env |= {"FT_POOLS": str(home / "pools.yaml"), "FT_MLFLOW_URI": "off", "PYTHONPATH": str(ROOT), **extra}
     subprocess.run([_ft(), "down"], env=env, cwd=ROOT, capture_output=True, timeout=170, check=False)
-    up = subprocess.run([_ft(), "up", "--detach"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    if up.returncode:
-        raise RuntimeError(f"ft up: {up.stdout}{up.stderr}")
     settings = load_settings(env)
-    engine = make_engine(control_plane_url(settings))
     try:
+        up = subprocess.run([_ft(), "up", "--detach"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        if up.returncode:
+            raise RuntimeError(f"ft up: {up.stdout}{up.stderr}")
+        engine = make_engine(control_plane_url(settings))
         api = json.loads((settings.home / "endpoints.json").read_text())["api"]
         yield Stack(home=settings.home, env=env, api=api, engine=engine)
-    finally:
         engine.dispose()
+    finally:
         subprocess.run([_ft(), "down"], env=env, cwd=ROOT, capture_output=True, timeout=170, check=False)
 
 

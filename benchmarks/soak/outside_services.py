@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -48,6 +49,7 @@ def outside_services(home: Path) -> Iterator[OutsideServices]:
     """Everything outside of the stack that is to run in ``home/ft``, with the variables that lead it there."""
     ft = home / "ft"
     ft.mkdir(mode=0o700, parents=True)
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line a request otherwise
     left_out, env, clocks = [], {}, None
     with contextlib.ExitStack() as opened:
         _, url = s3 = opened.enter_context(faulty_proxy(*opened.enter_context(checked_s3())))

@@ -62,12 +62,12 @@ def as_markdown(result: Mapping[str, Any]) -> str:
 
 
 def _lines(result: Mapping[str, Any]) -> Iterator[str]:
-    machine, work = result["machine"], result["work"]
+    machine, work, minutes = result["machine"], result["work"], result["minutes"]
     yield "# A soaked platform: faults, recoveries and what held"
     yield ""
     yield (
         f"`python -m benchmarks.soak {result['options']}`, seed {result['seed']}, {machine['cores']} cores, load {machine['load_1_min']} "
-        f"at the end, {result['minutes']} minutes of faults. {work['jobs']} jobs, {work['attempts']} attempts ({_counts(work['outcomes'])}), "
+        f"at the end, {minutes} minutes of faults. {work['jobs']} jobs, {work['attempts']} attempts ({_counts(work['outcomes'])}), "
         f"{work['bad_uploads']} bad uploads. {work['adapters_compared']} adapters were compared with undisturbed twins, "
         f"{work['of_jobs_with_several_attempts']} of them of jobs with several attempts. Work repeated: {work['lost_gpu_s']} GPU-seconds."
     )
