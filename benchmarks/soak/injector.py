@@ -179,7 +179,8 @@ class Injector:
 
         def back() -> bool:
             replaced = self.processes.services().get(fault.target, pid) != pid
-            return self.processes.is_ready() and self._api_is_ready() and (replaced or fault.kind != "kill")
+            up = self.processes.service_of(fault.target).get("state") == "up"
+            return up and self.processes.is_ready() and self._api_is_ready() and (replaced or fault.kind != "kill")
 
         return self._follow(noticed, back, released, at)
 

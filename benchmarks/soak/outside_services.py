@@ -55,7 +55,7 @@ def outside_services(home: Path) -> Iterator[OutsideServices]:
         _, url = s3 = opened.enter_context(faulty_proxy(*opened.enter_context(checked_s3())))
         httpx.put(f"{url}/{BUCKET}").raise_for_status()
         env |= {"FT_OBJECT_STORE": f"s3://{BUCKET}/objects", "AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1"}
-        env |= {"AWS_ACCESS_KEY_ID": "soak", "AWS_SECRET_ACCESS_KEY": "soak", "FT_LOCAL_GPUS": "2"}
+        env |= {"AWS_ACCESS_KEY_ID": "soak", "AWS_SECRET_ACCESS_KEY": "soak"}
         disk = None
         try:
             disk = opened.enter_context(mounted_disk(ft / "work", DISK_SIZE))
@@ -80,17 +80,20 @@ def _before_socket(path: Path) -> Iterator[FaultyProxy]:
     proxy = FaultyProxy(str(real))
 
     def watch() -> None:
-        own = -1
+        own, made = (0, 0), path.with_name(".s.made")
         while not ended.wait(0.01):  # a server makes its socket some 100 ms before it takes clients
             with contextlib.suppress(OSError):
-                if (found := path.lstat()).st_ino == own:
+                if _identity(path) == own:
                     continue
-                path.rename(real)
+                for left in (made, real):
+                    left.unlink(missing_ok=True)
+                os.link(path, real)
                 listener = socket.socket(socket.AF_UNIX)
-                listener.bind(str(path))
+                listener.bind(str(made))
                 listener.listen(128)
-                os.chown(path, found.st_uid, found.st_gid)
-                own = path.lstat().st_ino
+                os.chown(made, path.stat().st_uid, path.stat().st_gid)
+                own = _identity(made)
+                made.replace(path)
                 threading.Thread(target=proxy.serve, args=(listener,), daemon=True).start()
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -100,3 +103,9 @@ def _before_socket(path: Path) -> Iterator[FaultyProxy]:
     finally:
         ended.set()
         thread.join()
+
+
+def _identity(socket_file: Path) -> tuple[int, int]:
+    """Inode numbers are used again, and the server changes the mode of what lies at the path: its birth is the time of modification."""
+    found = socket_file.lstat()
+    return found.st_ino, found.st_mtime_ns

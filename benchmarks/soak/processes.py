@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 
+from agent.prewarmed_trainer import NAME
+
 WORK = ("run worker", "trainer", "agent", "watcher")
 """Processes of one job; they come and go with it. A run worker executes its steps in its own process."""
 
@@ -82,7 +84,8 @@ def _alive(record: Path) -> psutil.Process | None:
 
 
 def _trains(process: psutil.Process) -> bool:
-    """Whether it is a rank of a training: it works in the job's directory, below torchrun if there is one."""
+    """Whether it is a rank of a training: below torchrun, or forked with its imports done."""
     with contextlib.suppress(psutil.Error):
-        return process.cwd().rpartition("/jobs/")[2].startswith("job") and "torch.distributed.run" not in process.cmdline()
+        words = process.cmdline()
+        return process.name() == NAME or ("ft_assets.training.runtime" in words and "torch.distributed.run" not in words)
     return False
