@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from benchmarks.scheduler.live import Stack
 from benchmarks.soak.outside_services import OutsideServices
 from benchmarks.soak.processes import WORK, Processes
-from control_plane.attempts.tables import attempts
+from control_plane.attempts.tables import agents, attempts
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.platform.job_states import FINAL
@@ -196,12 +196,12 @@ class Injector:
 
         def back() -> bool:
             now = self._job(fault.target, works_for)
-            if not job or now["state"] in FINAL or now["state"] != before["state"]:
+            if not job or now["state"] in FINAL or (now["state"] == "evaluating" != before["state"]):
                 return True
             if fault.target == "run worker":
                 return self._launched_since(job, began) or (fault.kind != "kill" and pid in self.processes.of_jobs()["run worker"])
-            newer = now["attempt"] > before["attempt"] if fault.kind == "kill" and fault.target != "watcher" else True
-            return newer and now["heartbeat_at"] is not None and now["heartbeat_at"].timestamp() > at + 1.0
+            newer = now["attempt"] > before["attempt"] or fault.kind != "kill" or fault.target == "watcher"
+            return bool(newer and now["beat"] and now["beat"].timestamp() > at + 1.0)
 
         return self._follow(noticed, back, released, at)
 
@@ -244,7 +244,9 @@ class Injector:
             job = re.sub(r"-a\d+.*", "", works_for)
             if target == "run worker":
                 job = conn.execute(sa.select(run_launches.c.job_id).where(run_launches.c.run_id == works_for)).scalar() or ""
-            columns = jobs.c.id, jobs.c.state, jobs.c.attempt, jobs.c.heartbeat_at
+            mine = sa.select(sa.func.max(agents.c.attempt), sa.func.max(agents.c.heartbeat_at)).where(agents.c.job_id == job)
+            attempt, beat = conn.execute(mine).one()
+            columns = jobs.c.id, jobs.c.state, sa.literal(attempt or 0).label("attempt"), sa.literal(beat).label("beat")
             row = conn.execute(sa.select(*columns).where(jobs.c.id == job)).mappings().one_or_none()
             return dict(row or {})
 

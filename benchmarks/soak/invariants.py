@@ -216,7 +216,7 @@ def orphaned_objects(stack: Stack, store: ObjectStore) -> list[str]:
         due = set(conn.execute(sa.select(loose_objects.c.object_key)).scalars())
         stored = set(conn.execute(sa.select(checkpoints.c.object_prefix).where(checkpoints.c.removed_at.is_(None))).scalars())
     found: Counter[str] = Counter()
-    for info in store.list("tenants/"):
+    for info in store.list("tenants"):
         parts = info.key.split("/")
         folder, owner = parts[2], parts[3]
         if info.key in due:
