@@ -86,7 +86,10 @@ class Injector:
         return [Fault(target=target, kind=kind) for target, kind in pairs]
 
     def inject(self, fault: Fault) -> dict[str, Any] | None:
-        """Strike, follow, and report; None if the target is a process of a job and none ran in time."""
+        """Strike, follow, and report; None if the target is a process of a job and none ran in time.
+
+        ``detected_s`` counts from the fault's begin, ``recovered_s`` from its end, ``held_s`` later; a kill and a restart end as they begin.
+        """
         self._await(self.processes.is_ready)
         name = fault.target.removeprefix("clock of ")
         pid, works_for = self._victim(name)
@@ -96,8 +99,8 @@ class Injector:
         work, logs, before = self.work_in_progress(), self._log_sizes(), self._job(name, works_for)
         proxy = {"database": self.outside.database, "object store": self.outside.store}.get(name)
         spoilt = proxy.faults if proxy else 0
-        released, at = threading.Event(), time.time()
-        strike = threading.Thread(target=self._strike, args=(fault, pid, proxy, released), daemon=True)
+        released, ends, at = threading.Event(), list[float](), time.time()
+        strike = threading.Thread(target=self._strike, args=(fault, pid, proxy, released, ends), daemon=True)
         strike.start()
         if name in WORK:
             followed = self._follow_work(fault, pid or 0, works_for, before, released, at)
@@ -106,9 +109,11 @@ class Injector:
         else:
             followed = self._follow_platform(released, at)
         strike.join(timeout=CASE_S)
+        held_s = ends[0] - at if ends and fault.kind not in ("kill", "restart") else 0.0
         met = proxy is None or proxy.faults > spoilt
         return {
-            "target": fault.target, "kind": fault.kind, "at": at, "detected_s": followed[0], "recovered_s": followed[1],
+            "target": fault.target, "kind": fault.kind, "at": at, "detected_s": followed[0], "held_s": round(held_s, 1),
+            "recovered_s": None if followed[1] is None else round(max(0.0, followed[1] - held_s), 1),
             "work": work, "hit": met and any(work.values()), "log": self._new_lines(logs),
         }  # fmt: skip
 
@@ -126,7 +131,7 @@ class Injector:
         found = sorted(self.processes.of_jobs()[name].items())
         return self.rng.choice(found) if found else (None, "")
 
-    def _strike(self, fault: Fault, pid: int | None, proxy: FaultyProxy | None, released: threading.Event) -> None:
+    def _strike(self, fault: Fault, pid: int | None, proxy: FaultyProxy | None, released: threading.Event, ends: list[float]) -> None:
         try:
             if proxy is not None:
                 self._spoil(fault, proxy)
@@ -144,6 +149,7 @@ class Injector:
             else:
                 self._signal(fault, pid or 0)
         finally:
+            ends.append(time.time())
             released.set()
 
     def _signal(self, fault: Fault, pid: int) -> None:

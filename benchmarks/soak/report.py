@@ -93,6 +93,8 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
         ]
         yield f"| {' | '.join(map(str, cells))} |"
     yield ""
+    yield "Detected: seconds after the fault began. Back: seconds after it ended; a kill or a restart ends as it begins."
+    yield ""
     yield f"Left out: {'; '.join(result['left_out']) or 'nothing'}. Without a target in time: {result['skipped']}."
     yield ""
     yield "| measure | first quarter | last quarter | slope an hour |"

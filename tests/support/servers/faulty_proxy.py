@@ -51,11 +51,11 @@ class FaultyProxy:
             threading.Thread(target=self._carry, args=(client,), daemon=True).start()
 
     def _carry(self, client: socket.socket) -> None:
-        lost = threading.Event()
+        events = threading.Event(), threading.Event()
         with client, contextlib.suppress(OSError), self._connection() as server:
-            back = threading.Thread(target=self._pump, args=(server, client, lost), kwargs={"answers": True}, daemon=True)
+            back = threading.Thread(target=self._pump, args=(server, client, *events), kwargs={"answers": True}, daemon=True)
             back.start()
-            self._pump(client, server, lost)
+            self._pump(client, server, *events)
             back.join()
 
     def _connection(self) -> socket.socket:
@@ -65,8 +65,10 @@ class FaultyProxy:
         made.connect(self.upstream)
         return made
 
-    def _pump(self, source: socket.socket, sink: socket.socket, lost: threading.Event, *, answers: bool = False) -> None:
-        """Carry until an end closes; `lost` is set once a request has passed whose answer must not."""
+    def _pump(
+        self, source: socket.socket, sink: socket.socket, lost: threading.Event, cut: threading.Event, *, answers: bool = False
+    ) -> None:
+        """Carry until an end closes. `lost`: a request has passed whose answer must not; `cut`: the connection is reset."""
         spoilt = False
         with contextlib.suppress(OSError):
             while not spoilt and (data := source.recv(1 << 16)):
@@ -81,11 +83,13 @@ class FaultyProxy:
                     source.sendall(BUSY)
                 sink.sendall(self._changed(data))
         self.faults += spoilt
+        if spoilt and not self.busy:
+            cut.set()
         for end in (source, sink):
             with contextlib.suppress(OSError):
-                if spoilt and not self.busy and end.family != socket.AF_UNIX:
+                if cut.is_set() and end.family != socket.AF_UNIX:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
-                end.shutdown(socket.SHUT_RD if spoilt and not self.busy else socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RD if cut.is_set() else socket.SHUT_RDWR)
 
     def _broken(self, data: bytes, lost: bool, *, answers: bool) -> tuple[bytes, bool]:
         """What is passed on of `data`, and whether the connection breaks off after it."""
