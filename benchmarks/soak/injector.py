@@ -88,7 +88,7 @@ class Injector:
     def inject(self, fault: Fault) -> dict[str, Any] | None:
         """Strike, follow, and report; None if the target is a process of a job and none ran in time.
 
-        ``detected_s`` counts from the fault's begin, ``recovered_s`` from its end, ``held_s`` later; a kill and a restart end as they begin.
+        ``detected_s`` counts from the fault's begin, ``recovered_s`` from its end ``held_s`` later; a kill and a restart end at once.
         """
         self._await(self.processes.is_ready)
         name = fault.target.removeprefix("clock of ")
