@@ -90,7 +90,7 @@ def soak(home: Path, *, minutes: float, num_faults: int, seed: int, num_specs: i
             broken, work = invariants.results(running, store, load)
             breaches = [*load.breaches, *sorted(watcher.breaches), *left, *broken, *invariants.ledger(running)]
             breaches += invariants.orphaned_objects(running, store)
-        breaches += [f"process {pid} outlives ft down: {what}" for pid, what in processes.all_of_home().items() if pid != os.getpid()]
+        breaches += invariants.outliving(processes)
     breaches += [f"{f['target']}, {f['kind']}: not back in {CASE_S:.0f} s" for f in faults if f["recovered_s"] is None]
     shares = report.rates(faults)
     if (hits := shares["hit work in progress"])["count"] < MIN_HITS * hits["of"]:

@@ -34,7 +34,6 @@ BAD: Mapping[str, bytes] = {
     "broken.jsonl": b'{"messages": [{"role": "user", "content": "hi"}\n' * 120,
     "other.jsonl": b'{"question": "hi", "reply": 3}\n' * 120,
     "binary.jsonl": bytes(range(256)) * 400,
-    "few.jsonl": b'{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}\n',
     "empty.jsonl": b"\n",
 }
 
