@@ -26,10 +26,10 @@ from types import MappingProxyType
 from typing import Any
 
 import openai
-import psutil
 import sqlalchemy as sa
 
 from benchmarks.scheduler.live_checks import Evidence, examine
+from benchmarks.soak.processes import Processes
 from control_plane.jobs.tables import jobs
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.settings import load as load_settings
@@ -59,7 +59,7 @@ SUBMIT_EVERY_S = (0.5, 6.0)
 VICTIMS_FIRST = 2
 """Jobs that must train and may be stopped before a premium one is submitted."""
 PATIENCE_S = 3600.0
-VICTIMS = {"trainer": 5, "follower": 5, "watcher": 2, "daemon": 1, "run server": 1}
+VICTIMS = {"trainer": 5, "run worker": 5, "watcher": 2, "daemon": 1, "runs": 1}
 """How often each kind of process is chosen."""
 SKIP = ["golden", "task", "perplexity", "capability", "safety", "judge", "regression"]
 
@@ -225,35 +225,21 @@ class Trial:
 
     def _kill(self) -> bool:
         kind = self.rng.choices(list(VICTIMS), list(VICTIMS.values()))[0]
-        found = [p for p in self._mine() if _kind(p, self.stack.home) == kind]
+        running = Processes(home=self.stack.home)
+        found = sorted(running.of_jobs().get(kind, ())) or [pid for name, pid in running.services().items() if name == kind]
         if not found:
             return False
         victim = self.rng.choice(found)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            about = " ".join(victim.cmdline())[-120:]
-            victim.send_signal(signal.SIGKILL)
-            self._note("kills", {"time": time.time(), "kind": kind, "pid": victim.pid, "what": about})
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+            self._note("kills", {"time": time.time(), "kind": kind, "pid": victim})
             print(f"{time.strftime('%H:%M:%S')} kill -9 {kind}", flush=True)
         return True
 
     def _sample(self) -> None:
         """Which workloads have a training process at this moment."""
-        names = set()
-        for process in self._mine():
-            with contextlib.suppress(psutil.Error):
-                if _kind(process, self.stack.home) == "trainer":
-                    names.add(Path(process.cmdline()[-1]).parent.name + "/" + Path(process.cmdline()[-1]).stem)
+        names = {"/".join(name.rsplit("-", 1)) for name in Processes(home=self.stack.home).of_jobs()["trainer"].values()}
         self._note("seen", {"time": time.time(), "training": sorted(names)})
-
-    def _mine(self) -> list[psutil.Process]:
-        """Processes of this platform: they have its directory in their environment or in their command line."""
-        home = str(self.stack.home)
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if any(home in word for word in process.cmdline()) or process.environ().get("FT_HOME") == home:
-                    found.append(process)
-        return found
 
     def _note(self, kind: str, line: Mapping[str, Any]) -> None:
         with (self.stack.home / f"live-{kind}.jsonl").open("a") as f:
@@ -262,24 +248,6 @@ class Trial:
     def _noted(self, kind: str) -> list[dict[str, Any]]:
         path = self.stack.home / f"live-{kind}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _kind(process: psutil.Process, home: Path) -> str | None:
-    """Which of :data:`VICTIMS` a process is."""
-    try:
-        words = process.cmdline()
-    except psutil.Error:
-        return None
-    if "ft_assets.training.runtime" in words:
-        return None if "torch.distributed.run" in words else "trainer"
-    if "resources.launcher.workload_watcher" in words:
-        return "watcher"
-    if "resources.dagster.run_server" in words:
-        if not process.name().startswith("python"):  # a service that it forked
-            return "daemon" if process.name() == "daemon" else None
-        followers = {json.loads(p.read_text()).get("pid") for p in (home / "runs").glob("*.json")}
-        return "follower" if process.pid in followers else "run server"
-    return None
 
 
 if __name__ == "__main__":
