@@ -48,7 +48,7 @@ def rates(faults: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     counts = {
         "hit work in progress": sum(f["hit"] for f in faults),
         "recovered": sum(f["recovered_s"] is not None for f in faults),
-        "recovered within 60 s": sum((f["recovered_s"] or 1e9) <= 60.0 for f in faults),
+        "recovered within 60 s": sum(f["recovered_s"] is not None and f["recovered_s"] <= 60.0 for f in faults),
     }
     found = {}
     for name, hits in counts.items():

@@ -27,7 +27,7 @@ def test_work_that_was_lost_counts_for_the_fault_before_it() -> None:
     api, trainer = report.table(faults, [(5.0, 99.0), (21.0, 3.5), (31.0, 2.0)])
     assert (api["count"], api["hits"], api["recovered"], api["recovered_s_max"], api["lost_gpu_s_max"]) == (2, 1, 1, 4.0, 2.0)
     assert (trainer["lost_gpu_s_p50"], trainer["tracebacks"]) == (3.5, 1)
-    assert report.rates(faults)["recovered"]["count"] == 2
+    assert report.rates([*faults, fault("api", 40.0, 0.0)])["recovered within 60 s"]["count"] == 3
 
 
 def test_the_page_names_every_breach_and_what_was_left_out() -> None:
