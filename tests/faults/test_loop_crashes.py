@@ -111,6 +111,7 @@ def counted(world: World) -> dict[str, Any]:
         return dict(conn.execute(sa.text("SELECT * FROM scheduler_state")).mappings().one())
 
 
+@pytest.mark.slow
 def test_an_undisturbed_world_ends_and_every_kind_of_decision_was_made(world: World) -> None:
     world.run()
     assert_all_ended(world)

@@ -120,6 +120,7 @@ def test_interrupted_preferences_with_other_adapters(lora: LoraSettings, site: S
     assert_exact_when_interrupted(lambda name: Training(run_file=replace(given, work_dir=tmp_path / name)), every=29)
 
 
+@pytest.mark.slow
 def test_a_kill_between_an_early_stop_and_the_final_weights_changes_nothing(files: tuple[Path, Path], tmp_path: Path) -> None:
     stopped = training(WINDOWS["early stopping"], files, tmp_path / "work")
     assert stopped.attempt()
