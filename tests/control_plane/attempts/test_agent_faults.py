@@ -56,7 +56,9 @@ def at_step(job: Job, step: int) -> Callable[[], bool]:
     return lambda: (jobs.get(job.platform, job.tenant, job.id).job.step or 0) >= step
 
 
-@pytest.mark.parametrize(("signum", "outcome", "saved"), [(signal.SIGKILL, "node_lost", 2), (signal.SIGTERM, "preempted", 4)])
+@pytest.mark.parametrize(
+    ("signum", "outcome", "saved"), [(signal.SIGKILL, "node_lost", 2), pytest.param(signal.SIGTERM, "preempted", 4, marks=pytest.mark.slow)]
+)
 def test_an_agent_that_is_killed_takes_its_training_along_and_the_job_goes_on(
     new_job: Callable[..., Job], signum: signal.Signals, outcome: str, saved: int
 ) -> None:

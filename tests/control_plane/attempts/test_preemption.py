@@ -307,11 +307,12 @@ def test_a_workload_that_does_not_answer_is_killed_and_what_it_loses_is_counted(
 
 
 @pytest.mark.parametrize(
-    ("stop", "state", "outcome"), [(jobs.cancel, JobState.CANCELLED, "cancelled"), (jobs.pause, JobState.PAUSED, "paused")]
+    ("stop", "state", "outcome"),
+    [pytest.param(jobs.cancel, JobState.CANCELLED, "cancelled", marks=pytest.mark.slow), (jobs.pause, JobState.PAUSED, "paused")],
 )
 def test_a_cancel_or_a_pause_that_comes_meanwhile_wins(new_job: Callable[..., Job], stop: Any, state: JobState, outcome: str) -> None:
     job = new_job()
-    held, thread, endings = asked_at_step_3(job, Scenario(steps=9, every=100, hold_at=3, save_s=1.5))
+    held, thread, endings = asked_at_step_3(job, Scenario(steps=9, every=100, hold_at=3, save_s=1.0))
     until(lambda: is_stopping(job, held))
     stop(job.platform, job.tenant, job.id)
     assert finished(job, held, thread, endings) is state

@@ -127,7 +127,13 @@ def test_evaluations_take_different_gpus_and_wait_while_none_is_free(machine: Ma
         step.evaluate(machine.platform, machine.launcher, machine.tenant, waits)
 
 
-@pytest.mark.parametrize("pools", [None, "pools: [{name: local, gpu_type: local, nodes: [{count: 1, gpus: 4}]}]"], ids=["embedded", "file"])
+@pytest.mark.parametrize(
+    "pools",
+    [
+        pytest.param(None, id="embedded"),
+        pytest.param("pools: [{name: local, gpu_type: local, nodes: [{count: 1, gpus: 4}]}]", id="file", marks=pytest.mark.slow),
+    ],
+)
 def test_slots_may_share_a_gpu_and_the_ranks_of_a_job_may_not(
     new_platform: Callable[..., Platform],
     write_chat_rows: Callable[..., Path],

@@ -253,7 +253,8 @@ def test_what_is_killed_is_followed_by_another_attempt_whose_time_alone_is_bille
     assert job.ledger() == [(1, "refund"), (1, "usage"), (2, "usage")]
 
 
-@pytest.mark.parametrize("code", [run_file.EXIT_STOPPED, pytest.param(run_file.EXIT_INTERNAL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [run_file.EXIT_STOPPED, run_file.EXIT_INTERNAL])
 def test_what_fails_again_and_again_is_given_up(job: Evaluated, code: int) -> None:
     job.tell(GO, str(code))
     with pytest.raises(FtError):
