@@ -45,7 +45,7 @@ def echo(serve: Callable[[ASGIApp], str]) -> str:
 
             for _ in range(12):
                 yield b"x"
-                await anyio.sleep(HEAD_TIMEOUT_S / 10)
+                await anyio.sleep(1)
 
         return StreamingResponse(pieces())  # type: ignore[arg-type]
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import ModelServer
 from control_plane.worker import model_server_watch

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import sqlalchemy as sa
 
 from agent.messages import WriteGrant
