@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -36,6 +37,7 @@ class QueuedJob:
     num_gpus: int
     expected_s: float
     queued_at: datetime
+    job_class: str = "lora"
 
 
 @contextmanager
@@ -85,9 +87,9 @@ ADD_JOBS = sa.text("""
         waiting_since)
     SELECT q.id, q.tenant, 'queued', q.tier, 'demo', 'sha256:0', 'sft', 'file-' || q.tenant, 1,
         jsonb_build_object('model', 'demo', 'training_file', 'file-' || q.tenant), md5(q.id), '{"n_epochs": 3}', 'ds_0', 'pk_0',
-        CAST(:spec AS jsonb), md5(q.id), q.num_gpus, 'lora', q.expected_s, q.expected_s, 100, q.queued_at, q.queued_at, q.queued_at
+        CAST(:spec AS jsonb), md5(q.id), q.num_gpus, q.job_class, q.expected_s, q.expected_s, 100, q.queued_at, q.queued_at, q.queued_at
     FROM jsonb_to_recordset(CAST(:jobs AS jsonb))
-        AS q(id text, tenant text, tier text, num_gpus int, expected_s float, queued_at timestamptz)""")
+        AS q(id text, tenant text, tier text, num_gpus int, expected_s float, queued_at timestamptz, job_class text)""")
 
 
 def add_jobs(conn: Connection, jobs: Sequence[QueuedJob]) -> None:
@@ -95,8 +97,19 @@ def add_jobs(conn: Connection, jobs: Sequence[QueuedJob]) -> None:
     rows = [
         {
             "id": job.id, "tenant": job.tenant, "tier": job.tier, "num_gpus": job.num_gpus, "expected_s": job.expected_s,
-            "queued_at": job.queued_at.isoformat(),
+            "queued_at": job.queued_at.isoformat(), "job_class": job.job_class,
         }
         for job in jobs
     ]  # fmt: skip
     conn.execute(ADD_JOBS, {"spec": json.dumps(SPEC), "jobs": json.dumps(rows)})
+
+
+def server_cpu_s(conn: Connection) -> float:
+    """CPU seconds of the server's processes, those that still run and those that it waited for."""
+    backend = psutil.Process(conn.execute(sa.text("SELECT pg_backend_pid()")).scalar_one())
+    server = backend.parent()
+    assert server is not None
+    total = sum(server.cpu_times()[:4])
+    for child in server.children():
+        total += sum(child.cpu_times()[:2])
+    return float(total)
