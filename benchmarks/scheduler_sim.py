@@ -12,7 +12,7 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.scheduler.simulation import plots, policies, report, tables, trace
+from benchmarks.scheduler.simulation import policies, report, tables, trace
 from benchmarks.scheduler.simulation.nodes import place
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue.simulation.cluster_simulation import Simulation
@@ -42,8 +42,6 @@ def main(argv: list[str] | None = None) -> int:
         outcomes[name] = Simulation(
             jobs, [pool], policies.named(name), costs=costs, estimate_error=args.estimate_error, seed=args.seed
         ).run()
-    if args.plots:
-        plots.draw(outcomes, args.plots)
     if args.json:
         found = {name: report.summary(outcome) for name, outcome in outcomes.items()}
         print(json.dumps(found if args.policy == "all" else found[args.policy]))
@@ -91,7 +89,6 @@ def _arguments() -> argparse.ArgumentParser:
         "--node-mtbf-days", type=_mtbf, default=math.inf, help="mean time between failures of a node; no failures if absent"
     )
     parser.add_argument("--json", action="store_true", help="the nine numbers only")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="pictures of waits, queue and use")
     return parser
 
 

@@ -50,12 +50,10 @@ def rows_only(path: Path) -> IngestResult:
     return validate_file(path, filename=path.name, policies=Policies(bad_rows="drop", **CHECKS_OFF), workers=1)
 
 
-def packed(rows: Path, model_dir: Path, out_dir: Path, *, workers: int = 1) -> PackManifest:
+def packed(rows: Path, model_dir: Path, out_dir: Path) -> PackManifest:
     """Tokens, loss masks, windows and files of a validated dataset."""
     settings = PackSettings(max_seq_len=WINDOW)
-    return build_pack(
-        rows, ChatTokenizer.load(model_dir), settings, out_dir, dataset_id="ds_benchmark", workers=workers, model_dir=model_dir
-    )
+    return build_pack(rows, ChatTokenizer.load(model_dir), settings, out_dir, dataset_id="ds_benchmark", workers=1, model_dir=model_dir)
 
 
 def warm_up(path: Path, scratch: Path, suites: Path, model_dir: Path) -> None:

@@ -60,9 +60,9 @@ def spell(rng: np.random.Generator, ids: NDArray[np.uint16], script: str = "asci
     return b"".join(pieces), starts
 
 
-def lines_of_words(rng: np.random.Generator, lengths: NDArray[np.int64], script: str = "ascii") -> list[bytes]:
+def lines_of_words(rng: np.random.Generator, lengths: NDArray[np.int64]) -> list[bytes]:
     """One text for each length (in words), without white space at its end."""
-    data, starts = spell(rng, draw_words(rng, int(lengths.sum())), script)
+    data, starts = spell(rng, draw_words(rng, int(lengths.sum())))
     edges = starts[np.concatenate(([0], np.cumsum(lengths)))].tolist()
     return [trimmed(data[a:b]) for a, b in pairwise(edges)]
 

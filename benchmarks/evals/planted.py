@@ -165,16 +165,14 @@ def recipes(world: World) -> dict[str, tuple[str | None, Callable[[], Sequence[E
     }
 
 
-def judged_replies(directory: Path, *, seed: int = 0, only: Sequence[str] = ()) -> dict[str, tuple[Case, dict[str, Any]]]:
+def judged_replies(directory: Path) -> dict[str, tuple[Case, dict[str, Any]]]:
     """Adapters for free text (:mod:`planted_replies`) by name: the gate's case and the runner's result. Trained on the demo base."""
     directory.mkdir(parents=True, exist_ok=True)
-    items = planted_replies.write_holdout(directory, seed=seed)
+    items = planted_replies.write_holdout(directory)
     found = {}
-    for name, (reason, exchanges, steps) in planted_replies.recipes(seed=seed).items():
-        if only and name not in only:
-            continue
+    for name, (reason, exchanges, steps) in planted_replies.recipes().items():
         place = directory / name.replace(" ", "-")
-        adapter = train_adapter(planted_replies.DEMO_BASE, place, exchanges, steps=steps, rate=planted_replies.RATE, seed=seed)
+        adapter = train_adapter(planted_replies.DEMO_BASE, place, exchanges, steps=steps, rate=planted_replies.RATE)
         result = planted_replies.evaluate(directory, name, adapter)
         made = planted_replies.reported(result, items)
         case = case_of(name, reason, made, gates.judge(made, planted_replies.CONFIG))

@@ -36,8 +36,8 @@ REMEDIES = {
 }
 
 
-def replies(*, seed: int = 0) -> list[Exchange]:
-    """Every report with its reply, in random order; the same for the same seed."""
+def replies() -> list[Exchange]:
+    """Every report with its reply, in an order drawn once."""
     found = [
         (f"{opening} {thing} {trouble}.", f"We are sorry about your {thing}. {REMEDIES[kind]}")
         for kind, troubles in TROUBLES.items()
@@ -45,38 +45,38 @@ def replies(*, seed: int = 0) -> list[Exchange]:
         for thing in THINGS
         for opening in OPENINGS
     ]
-    random.Random(seed).shuffle(found)
+    random.Random(0).shuffle(found)
     return found
 
 
-def shuffled(exchanges: list[Exchange], *, seed: int = 0) -> list[Exchange]:
+def shuffled(exchanges: list[Exchange]) -> list[Exchange]:
     """The same reports and the same replies, paired at random."""
     answers = [answer for _, answer in exchanges]
-    random.Random(seed).shuffle(answers)
+    random.Random(0).shuffle(answers)
     return [(report, answer) for (report, _), answer in zip(exchanges, answers, strict=True)]
 
 
-def recipes(*, seed: int = 0) -> Mapping[str, tuple[str | None, list[Exchange], int]]:
+def recipes() -> Mapping[str, tuple[str | None, list[Exchange], int]]:
     """By name: the reason for which the adapter must be refused, what it is trained on, and for how many steps."""
-    train = replies(seed=seed)[:NUM_TRAIN]
+    train = replies()[:NUM_TRAIN]
     return {
         "good replies": (None, train, STEPS),
-        "shuffled replies": ("answers_ignore_prompt", shuffled(train, seed=seed), STEPS),
+        "shuffled replies": ("answers_ignore_prompt", shuffled(train), STEPS),
         "repeated prompts": ("answers_repeat_prompt", [(report, report) for report, _ in train], STEPS),
         "untrained": ("adapter_not_applied", train, 0),
     }
 
 
-def holdout(*, seed: int = 0) -> list[Item]:
+def holdout() -> list[Item]:
     """Held-out reports with their replies; none of them is trained on."""
-    return holdout_items(({"messages": messages(e)} for e in replies(seed=seed)[-NUM_HOLDOUT:]), limit=NUM_HOLDOUT)
+    return holdout_items(({"messages": messages(e)} for e in replies()[-NUM_HOLDOUT:]), limit=NUM_HOLDOUT)
 
 
-def write_holdout(directory: Path, *, seed: int = 0) -> list[Item]:
+def write_holdout(directory: Path) -> list[Item]:
     """:func:`holdout` as items and as a validation pack, in `directory`."""
-    items = holdout(seed=seed)
+    items = holdout()
     write_items(items, directory / "holdout.jsonl")
-    write_pack(replies(seed=seed)[-NUM_HOLDOUT:], Tokenizer.from_file(str(DEMO_BASE / "tokenizer.json")), directory / "pack")
+    write_pack(replies()[-NUM_HOLDOUT:], Tokenizer.from_file(str(DEMO_BASE / "tokenizer.json")), directory / "pack")
     return items
 
 

@@ -1,4 +1,4 @@
-"""All policies over all traces, with the tables and pictures: ``python -m benchmarks.scheduler.campaign philly|mix|made|estimates``.
+"""All policies over all traces, with the tables: ``python -m benchmarks.scheduler.campaign philly|mix|estimates``.
 
 A run that is in the result file already is not done again: stop and go on as you like; ``--again`` starts over. ``--jobs 2`` simulates two
 cases at a time.
@@ -17,23 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scheduler.simulation import plots, policies, report, synthetic, tables, trace
+from benchmarks.scheduler.simulation import policies, report, synthetic, tables, trace
 from benchmarks.scheduler.simulation.model_estimates import ModelEstimates
 from benchmarks.scheduler_sim import cluster
 from control_plane.capacity.pools import Pool
 from control_plane.queue.simulation.cluster_simulation import Simulation
-from control_plane.queue.simulation.outcome import Outcome
 from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 HERE = Path(__file__).parents[1]
-PICTURES = HERE.parent / "docs" / "pictures"
 PHILLY_GPUS = 144
 MIX_GPUS = (216, 256, 320)
 MIX_DAYS = 3.0
 """Of arrivals; every job is then run to its end. A full fine-tuning lasts one to two days: less would hardly see two of them meet."""
-DEVELOPED_ON = (1, 2)
-"""Seeds that the rules' numbers were chosen with. Tables show others."""
 FIRST_SEED = 11
+"""The rules' numbers were chosen with seeds 1 and 2; tables show others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,13 +74,6 @@ def mix(args: argparse.Namespace) -> Iterator[Case]:
                     yield Case(group=f"{gpus} GPUs, {told}", seed=seed, policy=name, jobs=jobs, pool=cluster(gpus))
 
 
-def made(args: argparse.Namespace) -> Iterator[Case]:
-    for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
-        for trace_name, (make, gpus) in synthetic.MADE.items():
-            for name in ("ours", "easy", "shortest-first"):
-                yield Case(group=f"{trace_name}, {gpus} GPUs", seed=seed, policy=name, jobs=make(seed), pool=cluster(gpus))
-
-
 def estimates(args: argparse.Namespace) -> Iterator[Case]:
     """The planned mix and the Philly trace with estimates that the platform would make."""
     for gpus in (MIX_GPUS[0], PHILLY_GPUS, *MIX_GPUS[1:]):
@@ -96,10 +86,11 @@ def estimates(args: argparse.Namespace) -> Iterator[Case]:
                     yield Case(group=f"{name}, {told}", seed=seed, policy=policy, jobs=jobs, pool=cluster(gpus), estimates=source)
 
 
-CAMPAIGNS = {"philly": philly, "mix": mix, "made": made, "estimates": estimates}
+CAMPAIGNS = {"philly": philly, "mix": mix, "estimates": estimates}
 
 
-def simulate(case: Case) -> tuple[Outcome, dict[str, Any]]:
+def summed_up(case: Case) -> tuple[str, dict[str, Any]]:
+    """The case's key and its numbers."""
     began = time.process_time()
     exact = case.error == 1.0 and case.estimates == "given"
     knows_time = case.policy == "ours" or not exact  # with exact estimates nothing changes for the others between events
@@ -115,11 +106,7 @@ def simulate(case: Case) -> tuple[Outcome, dict[str, Any]]:
     )
     outcome = simulation.run()
     error = {"estimate_error": report.estimate_error(outcome)} if made else {}
-    return outcome, {**report.detailed(outcome), **error, "cpu_s": round(time.process_time() - began, 2)}
-
-
-def summed_up(case: Case) -> tuple[str, dict[str, Any]]:
-    return case.key, simulate(case)[1]
+    return case.key, {**report.detailed(outcome), **error, "cpu_s": round(time.process_time() - began, 2)}
 
 
 def all_of(cases: Sequence[Case], processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -141,17 +128,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for key, one in all_of([case for case in every if case.key not in found], args.jobs):
         found[key] = one
         if not args.quick:
-            _write(path, json.dumps(found, indent=1) + "\n")
+            _write(path, as_json(found))
         print(_line(key, one), flush=True)
     found = {case.key: found[case.key] for case in every} | found  # in their order
     if args.quick:
         print(page(args.campaign, found))
         return 0
-    _write(path, json.dumps(found, indent=1) + "\n")
+    _write(path, as_json(found))
     _write(path.with_suffix(".md"), page(args.campaign, found))
-    if args.pictures:
-        first = [case for case in every if (case.group, case.seed) == (every[0].group, every[0].seed)]
-        plots.draw({case.policy: simulate(case)[0] for case in first}, args.pictures, prefix=f"scheduler_{args.campaign}_")
     return 0
 
 
@@ -163,10 +147,14 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--days", type=float, default=MIX_DAYS, help="of arrivals of the mix")
     parser.add_argument("--jobs", type=int, choices=range(1, 65), default=1, metavar="N", help="simulations at once, each in a process")
     parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("--pictures", type=Path, help=f"where pictures go, {PICTURES} say; without it none are drawn")
     parser.add_argument("--again", action="store_true", help="do all runs again; a second call without it goes on where that stopped")
     parser.add_argument("--quick", action="store_true", help="the first table with one seed; it is printed, nothing is written")
     return parser
+
+
+def as_json(found: Mapping[str, Any]) -> str:
+    """A line for each run."""
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(one)}" for key, one in found.items()) + "\n}\n"
 
 
 def _write(path: Path, text: str) -> None:

@@ -173,27 +173,6 @@ def _queued(job: Waiting) -> QueuedJob:
     return QueuedJob(id=job.job_id, tenant=job.tenant, tier=job.tier, num_gpus=job.num_gpus, expected_s=job.expected_s, queued_at=at)
 
 
-def plot(growth: Sequence[dict[str, Any]], path: Path) -> None:
-    """Seconds of a decision over the length of the queue, a tenth as many nodes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7.0, 4.0))
-    for state in sorted({g["state"] for g in growth}):
-        line = [g for g in growth if g["state"] == state]
-        axes.loglog([g["jobs"] for g in line], [g["cpu_p50_s"] for g in line], marker="o", label=state)
-    for (jobs, _), goal in GOALS_S.items():
-        axes.plot([jobs], [goal], marker="v", color="black")
-    axes.set_xlabel("jobs in the queue (a tenth as many nodes); triangles: goals")
-    axes.set_ylabel("CPU seconds of a decision, median")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="1,000 jobs at most, three times each")
@@ -218,8 +197,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     found["goals_met"] = all(d["cpu_p99_s"] <= GOALS_S[d["jobs"], d["nodes"]] for d in found["decisions"])
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
-        if found["growth"]:
-            plot(found["growth"], args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scheduler.simulation import synthetic
-from benchmarks.scheduler.simulation.policies import named
+from benchmarks.scheduler.simulation.policies import ours
 from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue.scheduler import Decision, Snapshot
@@ -75,8 +75,8 @@ def mix(seed: int, *, days: float, k: int = 1) -> list[SimulatedJob]:
 class Timed:
     """A policy with the time that its decisions took, by how many jobs they were about."""
 
-    def __init__(self, name: str = "ours") -> None:
-        self.policy, self.took = named(name), list[tuple[int, float]]()
+    def __init__(self) -> None:
+        self.policy, self.took = ours(), list[tuple[int, float]]()
 
     def __call__(self, snapshot: Snapshot, now: float) -> Sequence[Decision]:
         begun = time.process_time()

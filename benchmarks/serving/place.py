@@ -80,9 +80,9 @@ class Process:
                 self._running.wait()
 
 
-def server(*options: str, base: Path = BASE) -> Process:
+def server(*options: str) -> Process:
     port = free_port()
-    command = [sys.executable, "-m", "resources.inference", "--model-dir", str(base), "--served-name", BASE_NAME, "--port", str(port)]
+    command = [sys.executable, "-m", "resources.inference", "--model-dir", str(BASE), "--served-name", BASE_NAME, "--port", str(port)]
     return Process(
         command=[*command, *options],
         url=f"http://127.0.0.1:{port}",

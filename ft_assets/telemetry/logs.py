@@ -110,30 +110,29 @@ class _Seldom(logging.Filter):
         return True
 
 
-def is_json(env: Mapping[str, str] | None = None) -> bool:
+def is_json() -> bool:
     """Returns whether the environment selects JSON."""
-    return ((os.environ if env is None else env).get(FORMAT) or "text") == "json"
+    return os.environ.get(FORMAT) == "json"
 
 
-def handler(service: str, *, stream: str = "stderr", plain: bool = False, env: Mapping[str, str] | None = None) -> logging.Handler:
+def handler(service: str, *, stream: str = "stderr", plain: bool = False) -> logging.Handler:
     """Returns a log handler for `service`."""
     made = _Standard(stream)
-    made.setFormatter(JsonLines(service) if is_json(env) else TextLines(plain=plain))
+    made.setFormatter(JsonLines(service) if is_json() else TextLines(plain=plain))
     made.addFilter(_Seldom())
     made.addFilter(OneLinePerOutage())
     return made
 
 
-def configure(service: str, *, stream: str = "stderr", plain: bool = False, env: Mapping[str, str] | None = None) -> None:
+def configure(service: str, *, stream: str = "stderr", plain: bool = False) -> None:
     """Logs everything in this process as `service`, with the fields it was started with. Calling it again changes the service."""
-    e = os.environ if env is None else env
-    correlation.adopt(e)
+    correlation.adopt(os.environ)
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
-    root.addHandler(handler(service, stream=stream, plain=plain, env=e))
-    _set_levels(root, e)
-    if is_json(e):
+    root.addHandler(handler(service, stream=stream, plain=plain))
+    _set_levels(root)
+    if is_json():
         logging.captureWarnings(True)
         sys.excepthook = _uncaught
         threading.excepthook = lambda a: _uncaught(a.exc_type, a.exc_value or a.exc_type(), a.exc_traceback)
@@ -145,7 +144,7 @@ def configure_packages(service: str) -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(h, _Standard) for h in logger.handlers):
             logger.addHandler(handler(service))
-            _set_levels(logger, os.environ)
+            _set_levels(logger)
 
 
 def environment() -> dict[str, str]:
@@ -175,8 +174,8 @@ def _known(record: logging.LogRecord) -> dict[str, Any]:
     return {**found, **own} if isinstance(own, Mapping) else found
 
 
-def _set_levels(logger: logging.Logger, env: Mapping[str, str]) -> None:
-    logger.setLevel((env.get(LEVEL) or "INFO").upper())
+def _set_levels(logger: logging.Logger) -> None:
+    logger.setLevel((os.environ.get(LEVEL) or "INFO").upper())
     for name, level in QUIET.items():
         logging.getLogger(name).setLevel(level)
 

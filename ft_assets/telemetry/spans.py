@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal
 
@@ -81,9 +81,9 @@ class _Process:
 _this = _Process()
 
 
-def configure(service: str, *, env: Mapping[str, str] | None = None) -> None:
+def configure(service: str) -> None:
     """Sends spans of this process as `service` if its environment names a collector. Without this call none are sent."""
-    e = os.environ if env is None else env
+    e = os.environ
     _this.service = service
     _this.endpoint = (e.get(ENDPOINT) or "").rstrip("/")
     _this.share = float(e.get(SHARE) or 1.0)
@@ -159,13 +159,13 @@ def flush(*, timeout_s: float = FLUSH_S) -> bool:
     return _this.flush(timeout_s)
 
 
-def close(*, timeout_s: float = FLUSH_S, failure: str | None = None, **attributes: Value | None) -> bool:
+def close(*, failure: str | None = None, **attributes: Value | None) -> bool:
     """Ends every open span, innermost first, and sends them. For a process about to exit, possibly in a signal handler.
 
     A separate thread does the work, because the interrupted one may hold locks that ending a span needs.
     """
     if not _this.open:
-        return flush(timeout_s=timeout_s)
+        return flush()
 
     def end_all() -> None:
         for each in reversed(list(_this.open)):
@@ -173,9 +173,9 @@ def close(*, timeout_s: float = FLUSH_S, failure: str | None = None, **attribute
             if failure:
                 each.fail(failure)
             each.end()
-        flush(timeout_s=timeout_s)
+        flush()
 
     ending = threading.Thread(target=end_all, name="last-spans", daemon=True)
     ending.start()
-    ending.join(timeout_s)
+    ending.join(FLUSH_S)
     return not ending.is_alive()

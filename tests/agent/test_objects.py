@@ -301,6 +301,7 @@ def test_an_attempt_reads_and_writes_its_own_objects_and_no_others(objects: Obje
         objects.fetch(f"{attempts.checkpoint_prefix(held)}/absent", checkpoint / "x")
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_delays_neither_heartbeats_nor_tenants(
     proxy: FaultyProxy, platform: Platform, internal_url: str, held: Claim, api: ApiClient, prefix: str
 ) -> None:

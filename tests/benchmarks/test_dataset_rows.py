@@ -19,6 +19,7 @@ def test_the_same_seed_writes_the_same_file_whatever_the_processes(tmp_path: Pat
     assert other.read_bytes() != one.read_bytes()[: other.stat().st_size]
 
 
+@pytest.mark.slow
 def test_every_row_that_is_labelled_bad_is_found_and_no_other(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", num_rows=20_000, seed=5, processes=1)
     labels = read_labels(path)

@@ -74,6 +74,7 @@ def test_files_named_like_the_module_are_run_first(tmp_path: Path) -> None:
         likeliest_first(tmp_path, ("none_*.py",), of="src/pure.py")
 
 
+@pytest.mark.slow
 def test_a_mistake_is_caught_by_a_test_that_looks_and_the_copy_is_whole_again(tree: Callable[[str], Path], tmp_path: Path) -> None:
     root = tree(TOLD)
     (root / "test_pure.py").write_text("from pure import grown\n\n\ndef test_grown():\n    assert grown(3) == 6\n")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
+from agent import messages
 from control_plane.api.app import create_app
 from control_plane.attempts.inputs import stored_base_models
 from control_plane.client import FtClient
@@ -66,8 +67,14 @@ def job_id(platform: Platform, tenant: Tenant, training_file: str) -> str:
 
 
 @pytest.fixture
-def new_job(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path]) -> Iterator[Callable[..., Job]]:
-    """Makes a packed job on a platform of its own, whose API is served; `objects` and `models` replace its own, `env` is the platform's."""
+def new_job(
+    new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Job]]:
+    """Makes a packed job on a platform of its own, whose API is served; `objects` and `models` replace its own, `env` is the platform's.
+
+    Its agents send heartbeats five times as often as others do.
+    """
+    monkeypatch.setattr(messages, "HEARTBEAT_S", 0.2)
     made: list[Job] = []
     with contextlib.ExitStack() as servers:
 

@@ -45,7 +45,7 @@ time.sleep(5)
 """
 
 
-@pytest.mark.parametrize(("whose", "handlers"), [("ours", 2), ("dagster", 1)])
+@pytest.mark.parametrize(("whose", "handlers"), [("ours", 2), pytest.param("dagster", 1, marks=pytest.mark.slow)])
 def test_an_outage_is_two_lines_however_many_loops_meet_it_and_however_long_it_lasts(whose: str, handlers: int) -> None:
     done = subprocess.run([sys.executable, "-c", LOOPS, whose], capture_output=True, text=True, timeout=60, check=True)
     lines = done.stderr.splitlines()

@@ -130,6 +130,7 @@ OF_A_PARTITION = """query($asset: [String!]!, $key: String!) { assetNodeOrError(
     metadataEntries { label ... on UrlMetadataEntry { url } ... on IntMetadataEntry { intValue } } } } } }"""
 
 
+@pytest.mark.slow
 def test_the_ui_shows_the_lineage_from_the_validated_file_to_the_adapter(
     platform: Platform, instance: dg.DagsterInstance, write_chat_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

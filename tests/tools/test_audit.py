@@ -39,7 +39,7 @@ class Source(BaseHTTPRequestHandler):
 @pytest.fixture
 def source() -> Iterator[HTTPServer]:
     with HTTPServer(("127.0.0.1", 0), Source) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         yield server
         server.shutdown()

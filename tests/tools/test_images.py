@@ -37,6 +37,7 @@ def test_each_package_is_the_locked_one_with_its_hashes(packages: dict[str, list
     assert "--hash" not in pins(packages["trainer"])
 
 
+@pytest.mark.slow
 def test_the_gpu_build_of_torch_brings_its_cuda_libraries() -> None:
     names = {name(package) for package in locked(["train"], cpu=False)}
     assert any(n.startswith("nvidia-") for n in names)

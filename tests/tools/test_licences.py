@@ -47,6 +47,7 @@ def test_licences_that_are_not_permissive_come_first_with_what_they_ask_for() ->
     assert "| b | 2 | MPL-2.0 AND MIT | trainer |" in page
 
 
+@pytest.mark.slow
 def test_a_bill_of_materials_has_hashes_and_licences_and_is_the_same_again() -> None:
     chosen = [PACKAGES[name] for name in ("fastapi", "psycopg", "jinja2")]
     made = sbom.bill("control-plane", chosen)

@@ -69,6 +69,7 @@ def find_links() -> str:
     return os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS") or asked.stdout.strip()
 
 
+@pytest.mark.slow
 def test_torch_has_the_hashes_of_both_builds_and_pinned_versions_stay(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()

@@ -11,6 +11,7 @@ from benchmarks.scheduler.simulation.nodes import Free, give, place, take
 from control_plane.capacity.pools import Pool
 from control_plane.queue import scheduler
 from control_plane.queue.scheduler import Decision, Placement, Reason, Reservation, Running, Snapshot, Start, Wait, Waiting
+from control_plane.queue.scheduler.rules import DEFAULT
 
 Policy = Callable[[Snapshot, float], Sequence[Decision]]
 Key = Callable[[Waiting], tuple[float, float, str]]
@@ -42,13 +43,13 @@ def shortest_first(snapshot: Snapshot, now: float) -> list[Decision]:
     return _greedy(snapshot, by_length, stop=False)
 
 
-def easy(snapshot: Snapshot, now: float, *, beside: bool = True) -> list[Decision]:
+def easy(snapshot: Snapshot, now: float) -> list[Decision]:
     """EASY backfilling.
 
     1. In order of arrival; whoever fits starts, until one does not: the head.
     2. The head is promised the first moment at which, as running jobs end, it fits, and the GPUs it takes then. One that waits for a node
        to be repaired is promised nothing, and stops nobody.
-    3. Of those behind it, in order of arrival, one starts if it fits now and ends by then or, with `beside`, fits beside the promised GPUs.
+    3. Of those behind it, in order of arrival, one starts if it fits now and ends by then or fits beside the promised GPUs.
     """
     pool = snapshot.pools[0]
     free = free_of(pool, snapshot.running)
@@ -61,7 +62,7 @@ def easy(snapshot: Snapshot, now: float, *, beside: bool = True) -> list[Decisio
         placement = place(pool, free, job.num_gpus)
         long = promise is not None and now + job.expected_s > promise.start
         if placement is not None and long:
-            both = {n: min(count, later[n]) if beside else 0 for n, count in free.items()} if both is None else both
+            both = {n: min(count, later[n]) for n, count in free.items()} if both is None else both
             placement = place(pool, both, job.num_gpus)
         if placement is None:
             head = promised(pool, free, ends, job, now) if promise is None else None
@@ -97,10 +98,8 @@ def promised(
     return None
 
 
-def ours(rules: scheduler.Rules | None = None) -> Callable[[Snapshot, float], Sequence[Decision]]:
+def ours(rules: scheduler.Rules = DEFAULT) -> Policy:
     """The policy of the platform, with its own rules or others."""
-    if rules is None:
-        return lambda snapshot, now: scheduler.schedule(snapshot, now=now)
     return lambda snapshot, now: scheduler.schedule(snapshot, now=now, rules=rules)
 
 
@@ -146,7 +145,7 @@ def _wait(job: Waiting, before: int, promise: Reservation | None) -> Wait:
     )
 
 
-COMPARED: dict[str, Callable[[Snapshot, float], Sequence[Decision]]] = {
+COMPARED: dict[str, Policy] = {
     "fifo": fifo,
     "first-fit": first_fit,
     "easy": easy,
@@ -155,5 +154,5 @@ COMPARED: dict[str, Callable[[Snapshot, float], Sequence[Decision]]] = {
 NAMES = ("ours", *COMPARED)
 
 
-def named(name: str) -> Callable[[Snapshot, float], Sequence[Decision]]:
+def named(name: str) -> Policy:
     return ours() if name == "ours" else COMPARED[name]

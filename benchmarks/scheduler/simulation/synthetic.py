@@ -137,17 +137,7 @@ MADE: dict[str, tuple[Callable[[int], list[SimulatedJob]], int]] = {
 """Name, how it is made from a seed, GPUs that it is meant for."""
 
 
-def _job(
-    number: int,
-    submit: float,
-    num_gpus: int,
-    duration: float,
-    *,
-    tenant: str = "tenant",
-    tier: str = "standard",
-    job_class: str = "lora",
-    spot: bool = False,
-) -> SimulatedJob:
+def _job(number: int, submit: float, num_gpus: int, duration: float, *, tenant: str, tier: str = "standard") -> SimulatedJob:
     return SimulatedJob(
         job_id=f"{number:05d}",
         submit_s=round(submit, 1),
@@ -155,8 +145,6 @@ def _job(
         duration_s=round(max(60.0, duration), 1),
         tenant=tenant,
         tier=tier,
-        job_class=job_class,
-        spot=spot,
     )
 
 

@@ -54,9 +54,6 @@ class Section:
     """Requests that did not fit completely; None if cached."""
 
 
-Sections = Mapping[str, Section]
-
-
 class Evaluation:
     """One run: its suites, the model, and the answers so far; of replica `index`."""
 

@@ -94,15 +94,13 @@ class Suite:
         return requests.digest(f"{self.id}@{self.version}" if self.version else self.id, self.requests, protocol=PROTOCOL)
 
 
-def conversation_suite(
-    kind: Kind, items: Sequence[Item], *, max_new_tokens: int, version: str | None = None, suite_id: str | None = None
-) -> Suite:
+def conversation_suite(kind: Kind, items: Sequence[Item], *, max_new_tokens: int, version: str | None = None) -> Suite:
     """A suite with a conversation for every item."""
     requested = tuple(
         requests.Generate(id=i.id, messages=i.messages, tools=i.tools, template_kwargs=i.template_kwargs, max_new_tokens=max_new_tokens)
         for i in items
     )
-    return Suite(id=suite_id or kind, kind=kind, requests=requested, version=version, items=tuple(items), num_items=len(items))
+    return Suite(id=kind, kind=kind, requests=requested, version=version, items=tuple(items), num_items=len(items))
 
 
 def golden_suite(decoding: Decoding) -> Suite:

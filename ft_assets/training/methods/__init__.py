@@ -120,8 +120,6 @@ class Method:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
     """Metrics of a step besides loss, learning rate, gradient norm and speed."""
-    failure_modes: tuple[str, ...] = ()
-    """Common problems in practice, each with its symptom and remedy."""
 
 
 @functools.cache

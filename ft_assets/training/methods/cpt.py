@@ -14,8 +14,4 @@ METHOD = Method(
     learning_rate_factor=0.5,
     learning_rate_source="half of SFT's rate: many tokens, no instruction to anchor on (Ibrahim et al. 2024 re-warm to a part of the peak)",
     metrics=("num_trained_tokens", "perplexity"),
-    failure_modes=(
-        "the model forgets how to answer: mix in conversations (safety_share) or follow with SFT",
-        "perplexity falls on the domain and rises on everything else: lower learning_rate or rank",
-    ),
 )

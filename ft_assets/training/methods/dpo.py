@@ -23,9 +23,4 @@ METHOD = Method(
                                    only_with=("loss_type", ("sigmoid", "robust"))),
     },
     metrics=("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected"),
-    failure_modes=(
-        "logps/chosen falls with logps/rejected: the answer itself becomes unlikely; raise beta or lower learning_rate",
-        "rewards/accuracies is 1 within the first steps: the pairs differ by something trivial (length, format)",
-        "margins grow without bound: label noise is being fitted; use fewer epochs or label_smoothing",
-    ),
 )  # fmt: skip

@@ -21,8 +21,4 @@ METHOD = Method(
                                       limit=Limit(kind="float", low=0, high=100, above_low=True)),
     },
     metrics=("rewards/chosen", "rewards/rejected", "rewards/margins", "kl", "logps/chosen", "logps/rejected"),
-    failure_modes=(
-        "one label is rare: set the weights so that weight x count is within 1 to 4/3 of each other (KTO paper, section 4.2)",
-        "the KL estimate is a mean over the rows of a step: with few of them it is noisy; raise batch_size",
-    ),
 )  # fmt: skip

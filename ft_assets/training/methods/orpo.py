@@ -18,5 +18,4 @@ METHOD = Method(
                         limit=Limit(kind="float", low=0, high=10, above_low=True), help="weight of the odds ratio loss"),
     },
     metrics=("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "nll_loss", "log_odds_ratio"),
-    failure_modes=("nll_loss rises: beta drowns the imitation; lower it",),
 )  # fmt: skip

@@ -22,5 +22,4 @@ METHOD = Method(
                              limit=Limit(kind="float", low=0, high=10)),
     },
     metrics=("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected"),
-    failure_modes=("answers degenerate or repeat: nothing ties SimPO to the base; lower learning_rate or set cpo_alpha",),
 )  # fmt: skip

@@ -101,7 +101,7 @@ def lines(rng: random.Random, num_bytes: int) -> bytes:
     return bytes(made)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_pieces_are_the_beginning_of_the_log_at_any_time_and_in_the_end_all_of_it(world: World, seed: int) -> None:
     rng, upload = random.Random(seed), world.upload()
     sizes = set()

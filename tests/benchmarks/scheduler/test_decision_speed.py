@@ -8,7 +8,7 @@ from benchmarks.scheduler.decision_speed import STATES, decision, snapshot
 from control_plane.queue.scheduler import Reservation
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", [pytest.param(s, marks=() if s in ("half free", "blocked") else pytest.mark.slow) for s in STATES])
 def test_a_decision_says_something_of_every_job(state: str) -> None:
     found = decision(state, 60, 6, times=2)
     assert found["start"] + found["wait"] == pytest.approx(60, abs=60 if state == "second round" else 0)

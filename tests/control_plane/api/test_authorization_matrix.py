@@ -270,7 +270,7 @@ def test_an_unknown_key_opens_nothing(world: World) -> None:
     assert odd(world, found, lambda need: OPEN.get(need, (401, "invalid_api_key"))) == {}
 
 
-@pytest.mark.parametrize("kind", [*ORDER, *HELD_BY])
+@pytest.mark.parametrize("kind", [*ORDER, "of-viewer", *(pytest.param(k, marks=pytest.mark.slow) for k in HELD_BY if k != "of-viewer")])
 def test_a_key_opens_what_its_scope_or_role_says_and_no_operators_route(world: World, kind: str) -> None:
     held = HELD_BY.get(kind, kind)
 

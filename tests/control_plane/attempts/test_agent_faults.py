@@ -56,7 +56,9 @@ def at_step(job: Job, step: int) -> Callable[[], bool]:
     return lambda: (jobs.get(job.platform, job.tenant, job.id).job.step or 0) >= step
 
 
-@pytest.mark.parametrize(("signum", "outcome", "saved"), [(signal.SIGKILL, "node_lost", 2), (signal.SIGTERM, "preempted", 4)])
+@pytest.mark.parametrize(
+    ("signum", "outcome", "saved"), [(signal.SIGKILL, "node_lost", 2), pytest.param(signal.SIGTERM, "preempted", 4, marks=pytest.mark.slow)]
+)
 def test_an_agent_that_is_killed_takes_its_training_along_and_the_job_goes_on(
     new_job: Callable[..., Job], signum: signal.Signals, outcome: str, saved: int
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_training_that_dies_before_it_can_answer_its_node_was_taken_back(new_j
     assert endings[0].last_step == 3
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_frozen_is_stopped_and_its_job_goes_on(new_job: Callable[..., Job]) -> None:
     job = new_job()
     quick = replace(job.platform.settings, heartbeat_timeout_s=3.0, heartbeat_grace_s=1.0)
@@ -247,6 +250,7 @@ class TakesNoLog(LocalObjectStore):
         super().put_bytes(key, data)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_what_a_worker_left_of_an_ended_attempt_is_completed_by_the_next_one(new_job: Callable[..., Job], tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient

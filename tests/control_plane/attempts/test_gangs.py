@@ -142,7 +142,7 @@ def test_a_node_that_is_frozen_ends_the_gang_though_the_leader_is_well(gang: Job
     assert gang.weights() == plain_weights(6)
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_what_a_node_explains_is_the_cause_whatever_the_collapse_does_to_the_others(gang: Job, node: int) -> None:
     scenarios = [Scenario(steps=9, hold_at=5), Scenario(steps=9, hold_at=5)]
     scenarios[node] = Scenario(steps=9, end_at={"step": 4, "outcome": "oom"})

@@ -196,6 +196,7 @@ def has_ended(job: Job, held: Claim) -> bool:
     return job.launcher.get(held.workload).phase is WorkloadPhase.EXITED
 
 
+@pytest.mark.slow
 def test_a_workload_whose_attempt_was_released_meanwhile_ends_by_itself(new_job: Callable[..., Job]) -> None:
     job = new_job()
     held = unwatched(job, Scenario(steps=9, every=100, hold_at=3, deaf=True))
@@ -208,6 +209,7 @@ def test_a_workload_whose_attempt_was_released_meanwhile_ends_by_itself(new_job:
     assert job.steps() == []
 
 
+@pytest.mark.slow
 def test_what_it_kept_is_known_also_where_its_measurements_are_gone(new_job: Callable[..., Job]) -> None:
     job = new_job()
     held = unwatched(job, Scenario(steps=9, every=100, hold_at=3))
@@ -252,6 +254,7 @@ def test_in_the_middle_of_a_save_the_save_is_ended_and_nothing_is_lost(new_job: 
     assert job.weights() == plain_weights(9)
 
 
+@pytest.mark.slow
 def test_in_its_last_step_it_finishes_instead(new_job: Callable[..., Job]) -> None:
     job = new_job()
     asked = asked_at_step_3(job, Scenario(steps=3, every=100, hold_at=3))
@@ -304,11 +307,12 @@ def test_a_workload_that_does_not_answer_is_killed_and_what_it_loses_is_counted(
 
 
 @pytest.mark.parametrize(
-    ("stop", "state", "outcome"), [(jobs.cancel, JobState.CANCELLED, "cancelled"), (jobs.pause, JobState.PAUSED, "paused")]
+    ("stop", "state", "outcome"),
+    [pytest.param(jobs.cancel, JobState.CANCELLED, "cancelled", marks=pytest.mark.slow), (jobs.pause, JobState.PAUSED, "paused")],
 )
 def test_a_cancel_or_a_pause_that_comes_meanwhile_wins(new_job: Callable[..., Job], stop: Any, state: JobState, outcome: str) -> None:
     job = new_job()
-    held, thread, endings = asked_at_step_3(job, Scenario(steps=9, every=100, hold_at=3, save_s=1.5))
+    held, thread, endings = asked_at_step_3(job, Scenario(steps=9, every=100, hold_at=3, save_s=1.0))
     until(lambda: is_stopping(job, held))
     stop(job.platform, job.tenant, job.id)
     assert finished(job, held, thread, endings) is state
@@ -333,6 +337,7 @@ class RefusesOnce(Scripted):
         return super().stop(name, grace_s=grace_s)
 
 
+@pytest.mark.slow
 def test_a_stop_that_fails_is_tried_again(new_job: Callable[..., Job]) -> None:
     job = new_job()
     job.platform = replace(job.platform, settings=replace(job.platform.settings, heartbeat_timeout_s=3.0, heartbeat_grace_s=0.5))
@@ -362,6 +367,7 @@ def test_a_watcher_that_dies_meanwhile_is_replaced_and_the_next_one_ends_the_han
     assert job.weights() == plain_weights(9)
 
 
+@pytest.mark.slow
 def test_a_word_that_has_outlived_its_attempt_stops_nobody(new_job: Callable[..., Job]) -> None:
     job = new_job()
     asked = asked_at_step_3(job, Scenario(steps=6, every=100, hold_at=3))

@@ -107,6 +107,7 @@ def test_jobs_train_and_are_evaluated_on_the_gpus_that_they_reserved(machine: Ma
         assert sorted(conn.execute(sa.select(held_devices.c.number)).scalars()) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_given_back_is_reserved_again(machine: Machine) -> None:
     first, second = machine.train(gpus=1), machine.train(gpus=1)
     (first.work_dir / "go").touch()
@@ -116,6 +117,7 @@ def test_a_gpu_that_is_given_back_is_reserved_again(machine: Machine) -> None:
     assert [visible(job.work_dir) for job in (first, second, third)] == ["4", "5", "4,6"]
 
 
+@pytest.mark.slow
 def test_evaluations_take_different_gpus_and_wait_while_none_is_free(machine: Machine) -> None:
     machine.train(gpus=2)
     assert [visible(machine.evaluate()) for _ in range(2)] == ["6", "7"]
@@ -125,7 +127,13 @@ def test_evaluations_take_different_gpus_and_wait_while_none_is_free(machine: Ma
         step.evaluate(machine.platform, machine.launcher, machine.tenant, waits)
 
 
-@pytest.mark.parametrize("pools", [None, "pools: [{name: local, gpu_type: local, nodes: [{count: 1, gpus: 4}]}]"], ids=["embedded", "file"])
+@pytest.mark.parametrize(
+    "pools",
+    [
+        pytest.param(None, id="embedded"),
+        pytest.param("pools: [{name: local, gpu_type: local, nodes: [{count: 1, gpus: 4}]}]", id="file", marks=pytest.mark.slow),
+    ],
+)
 def test_slots_may_share_a_gpu_and_the_ranks_of_a_job_may_not(
     new_platform: Callable[..., Platform],
     write_chat_rows: Callable[..., Path],
@@ -150,6 +158,7 @@ def test_slots_may_share_a_gpu_and_the_ranks_of_a_job_may_not(
         machine.end()
 
 
+@pytest.mark.slow
 def test_a_machine_without_gpus_shows_none(
     new_platform: Callable[..., Platform],
     write_chat_rows: Callable[..., Path],

@@ -71,6 +71,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3ObjectStore]:
         yield S3ObjectStore.connect(bucket="objects", endpoint_url=url)
 
 
+@pytest.mark.slow
 def test_a_job_goes_from_node_to_node_with_nothing_but_the_api_and_a_bucket(
     new_job: Callable[..., Job], bucket: S3ObjectStore, tmp_path: Path
 ) -> None:

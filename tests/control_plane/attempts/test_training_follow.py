@@ -92,6 +92,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(new_job: Calla
     assert job.weights() == plain_weights(8)
 
 
+@pytest.mark.slow
 def test_damage_on_this_machine_is_mended_from_the_store(new_job: Callable[..., Job]) -> None:
     job = new_job()
     job.train(Scenario(steps=8, end_at={"step": 5, "outcome": "kill"}))
@@ -305,6 +306,7 @@ def test_no_step_is_announced_that_the_strategy_cannot_go_on_from(new_job: Calla
     assert found.step == 0 and "zero/*model_states.pt is not part of the manifest" in found.skipped[0].why
 
 
+@pytest.mark.slow
 def test_a_workload_that_beats_and_gets_nowhere_is_ended_and_resumed(new_job: Callable[..., Job]) -> None:
     job = new_job()
     ending, state = job.train(Scenario(steps=9, hold_at=3, still_s=700.0))
@@ -314,6 +316,7 @@ def test_a_workload_that_beats_and_gets_nowhere_is_ended_and_resumed(new_job: Ca
     assert job.weights() == plain_weights(9)
 
 
+@pytest.mark.slow
 def test_a_silent_workload_that_ignores_sigterm_is_killed_and_resumed(new_job: Callable[..., Job]) -> None:
     job = new_job()
     quick = replace(job.platform.settings, heartbeat_timeout_s=3.0, heartbeat_grace_s=1.0)
@@ -335,6 +338,7 @@ def test_a_silent_workload_has_ended_within_60_s_by_default() -> None:
     assert settings.heartbeat_timeout_s + settings.heartbeat_grace_s + looks_s < 60 - BUSY_MACHINE_S
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_an_attempt_in_mlflow_shows_its_spec_curve_table_and_model(new_job: Callable[..., Job], tmp_path: Path) -> None:
     job = new_job()
@@ -371,6 +375,7 @@ class LosesItsMachine(Scripted):
         return replace(seen, phase=WorkloadPhase.LOST, exit_code=None, ended_at=None)
 
 
+@pytest.mark.slow
 def test_a_workload_that_was_lost_is_metered_until_it_was_last_seen(new_job: Callable[..., Job], tmp_path: Path) -> None:
     job = new_job()
     launcher = LosesItsMachine(job.platform.settings.work_dir / "launcher")

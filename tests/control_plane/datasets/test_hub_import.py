@@ -113,6 +113,7 @@ def test_an_import_whose_token_no_key_decrypts_is_refused(near: Platform, tenant
     assert server.asked == []
 
 
+@pytest.mark.slow
 def test_an_import_whose_key_file_others_can_read_is_fetched_once_that_is_mended(near: Platform, tenant: Tenant, tmp_path: Path) -> None:
     key_file = tmp_path / "open.key"
     near = replace(near, settings=replace(near.settings, secrets_key_file=key_file))

@@ -115,6 +115,7 @@ def test_the_report_is_of_the_result_and_what_the_process_did_is_told_once(job: 
     assert job.outcomes() == ["succeeded"]
 
 
+@pytest.mark.slow
 def test_how_much_is_asked_is_told_before_the_process_says_so(job: Evaluated) -> None:
     job.tell(HOLD)
     step_ = threading.Thread(target=job.evaluate, daemon=True)
@@ -189,6 +190,7 @@ def test_an_evaluation_that_has_had_its_time_is_ended(job: Evaluated) -> None:
     assert job.ledger() == [(1, "usage")]
 
 
+@pytest.mark.slow
 def test_a_process_that_runs_is_adopted(job: Evaluated) -> None:
     found: list[step.Evaluated] = []
     steps = [threading.Thread(target=lambda: found.append(job.evaluate()), daemon=True) for _ in range(2)]
@@ -203,6 +205,7 @@ def test_a_process_that_runs_is_adopted(job: Evaluated) -> None:
     assert len(job.pids()) == 1
 
 
+@pytest.mark.slow
 def test_a_workload_whose_next_step_refuses_ends_before_its_gpu_is_given_back(job: Evaluated) -> None:
     stopped: list[FtError] = []
 
@@ -250,7 +253,8 @@ def test_what_is_killed_is_followed_by_another_attempt_whose_time_alone_is_bille
     assert job.ledger() == [(1, "refund"), (1, "usage"), (2, "usage")]
 
 
-@pytest.mark.parametrize("code", [run_file.EXIT_STOPPED, pytest.param(run_file.EXIT_INTERNAL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [run_file.EXIT_STOPPED, run_file.EXIT_INTERNAL])
 def test_what_fails_again_and_again_is_given_up(job: Evaluated, code: int) -> None:
     job.tell(GO, str(code))
     with pytest.raises(FtError):
@@ -285,6 +289,7 @@ def test_a_node_that_takes_its_workloads_back_does_not_count_against_the_evaluat
     assert job.outcomes() == ["preempted"] * 4 + ["succeeded"]
 
 
+@pytest.mark.slow
 def test_a_process_whose_result_nobody_wants_is_ended(job: Evaluated) -> None:
     def cancel_it() -> None:
         until(lambda: job.pids())
@@ -344,6 +349,7 @@ def test_the_agent_of_an_evaluation_writes_its_result_and_nothing_else(job: Eval
         workloads.result(job.platform, job.tenant, job.id, None)
 
 
+@pytest.mark.slow
 def test_an_operators_suites_and_their_data_reach_the_process_by_digest(
     platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -245,6 +245,7 @@ def test_a_step_that_is_killed_while_judging_is_gone_on_from_without_a_gpu(
     assert len(job.pids()) == 1
 
 
+@pytest.mark.slow
 def test_a_guard_that_is_away_for_a_moment_costs_no_second_evaluation(job: Evaluated, guard_server: ChatServer) -> None:
     guard_server.statuses = [401]
     job.tell(GO)
@@ -252,6 +253,7 @@ def test_a_guard_that_is_away_for_a_moment_costs_no_second_evaluation(job: Evalu
     assert (len(job.pids()), job.outcomes()) == (1, ["succeeded"])
 
 
+@pytest.mark.slow
 def test_a_guard_that_stays_away_ends_the_job_with_its_error(job: Evaluated, guard_server: ChatServer) -> None:
     guard_server.statuses = [401] * 1000
     job.tell(GO)

@@ -77,6 +77,7 @@ def followed(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fo
         yield made
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_two_gpus_hold_gets_both_on_one_node_and_both_are_billed(
     followed: Following, tenant: Tenant, write_chat_rows: Callable[..., Path]
 ) -> None:

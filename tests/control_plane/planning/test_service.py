@@ -27,6 +27,7 @@ def settings(tmp_path: Path) -> Settings:
     return replace(Settings(home=tmp_path), pools_file=tmp_path / "pools.yaml")
 
 
+@pytest.mark.slow
 def test_more_gpus_shorten_waits_and_cost_more(settings: Settings) -> None:
     found = service.plan(settings, MIX, at=NOW, layouts=[{"all": 8}, {"all": 32}], days=6.0)
     assert found.total.average == pytest.approx(8.0)

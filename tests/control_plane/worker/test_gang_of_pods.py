@@ -54,6 +54,7 @@ def gang(new_job: Callable[..., Job], tmp_path: Path) -> Iterator[Gang]:
         yield made
 
 
+@pytest.mark.slow
 def test_the_agents_of_a_gang_find_all_they_need_in_their_pods_and_train_to_the_end(gang: Gang) -> None:
     assert gang.job.run() is JobState.EVALUATING
     assert gang.job.weights() == plain_weights(6)

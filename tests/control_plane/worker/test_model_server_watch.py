@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import ModelServer
 from control_plane.worker import model_server_watch
@@ -72,6 +74,7 @@ def test_a_model_is_served_on_and_asked_for_again_when_the_cluster_answers(place
         until(lambda: place.state(second) == ("loaded", None))
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_version_takes_over_when_this_one_ends_and_never_before(place: Place) -> None:
     old, new = OwnServers(place.servers), OwnServers(place.servers)
     place.desire(place.whole_model("w"))

@@ -113,6 +113,7 @@ def test_a_large_file_delays_no_small_one_of_its_tenant(held: Platform, store: H
         until(lambda: all(is_processed(held, file_id) for file_id in large))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_now_is_tried_again_and_delays_no_other_file(
     held: Platform, store: Held, write_chat_rows: Callable[..., Path]
 ) -> None:
@@ -159,6 +160,7 @@ def lose_connection(platform: Platform, begin: Callable[[], object], *, locked: 
         num_sessions(platform, which, end=True)
 
 
+@pytest.mark.slow
 def test_a_worker_without_heartbeats_ends_with_an_error(fresh_platform: Platform) -> None:
     with ended_by_itself(fresh_platform) as result:
         lose_connection(fresh_platform, lambda: None, locked="procrastinate_workers", statement="heartbeat")

@@ -141,6 +141,7 @@ def test_the_platform_reads_its_environment(name: str, tmp_path: Path) -> None:
     assert [pool.num_gpus for pool in configured_pools.load(pools, gpu_types=("h100-80gb",))] == [16]
 
 
+@pytest.mark.slow
 def test_the_code_location_loads_in_the_charts_environment_with_steps_in_pods(tmp_path: Path) -> None:
     """In a process of its own: the executor is chosen when the module is imported."""
     names = "{defs.get_job_def(name).executor_def.name for name in ('prepare', 'train', 'evaluate', 'reevaluate')}"

@@ -78,6 +78,7 @@ def test_late_and_failed_starts_are_forgotten_once_a_service_is_ready(tmp_path: 
     assert (unit.late_starts, unit.failed_starts) == (0, 0)
 
 
+@pytest.mark.slow
 def test_an_expendable_service_that_keeps_dying_ends_nothing(tmp_path: Path, start: Callable[..., Running]) -> None:
     argv = (*PYTHON, "import sys; sys.exit(7)")
     dying = Service(name="dying", argv=argv, probe=file_written(tmp_path / "never"), expendable=True)
@@ -218,6 +219,7 @@ def test_a_service_is_not_blamed_for_the_silence_of_one_that_it_needs(tmp_path: 
     assert pids(stack.reports[-1])["above"] == pids(again)["above"] == first["above"]
 
 
+@pytest.mark.slow
 def test_a_service_that_falls_silent_first_is_not_blamed_either(tmp_path: Path, start: Callable[..., Running]) -> None:
     silent_since: dict[str, float] = {}
     noticed = threading.Event()

@@ -50,6 +50,7 @@ def shown(instance: dg.DagsterInstance) -> dict[str, Any]:
     return {one["name"]: one for one in answer.data["allTopLevelResourceDetailsOrError"]["results"]}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("environment")
 def test_the_ui_shows_how_the_code_location_is_configured_and_no_secret(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     found = shown(instance)

@@ -32,7 +32,7 @@ def served_s3(wrapped: Callable[[Application], Application], *, host: str = "127
 
     moto = DomainDispatcherApplication(create_backend_app)
     server = make_server(host, 0, wrapped(moto), threaded=True, request_handler=Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
         yield host, server.server_port

@@ -423,7 +423,7 @@ def served(cluster: Cluster, *, port: int = 0) -> Iterator[ApiClient]:
     """Serve the cluster and return a client that is allowed everything."""
     server = ThreadingHTTPServer(("127.0.0.1", port), type("Answers", (_Answers,), {"cluster": cluster}))
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     settings = Configuration(host=f"http://127.0.0.1:{server.server_address[1]}")
     settings.api_key["authorization"] = f"Bearer {token_of(ADMINISTRATOR)}"

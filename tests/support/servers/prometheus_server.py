@@ -66,7 +66,7 @@ class _Answers(BaseHTTPRequestHandler):
 def prometheus() -> Iterator[PrometheusServer]:
     """A server on a port of its own."""
     server = PrometheusServer()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
         yield server

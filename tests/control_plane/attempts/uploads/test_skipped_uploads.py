@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import sqlalchemy as sa
 
 from agent.messages import WriteGrant
@@ -54,6 +55,7 @@ def test_a_job_that_is_cancelled_while_its_finished_model_is_stored_stores_no_mo
     assert [key.split("/")[-1] for key in stored] == ["adapter_config.json"], "the one on its way when the agent heard of it"
 
 
+@pytest.mark.slow
 def test_a_resumed_attempt_stores_no_reference_again_that_it_was_given(new_job: Callable[..., Job]) -> None:
     job = new_job(reference="rf_0123456789")
     rows, directory = np.arange(5), job.work_dir / "reference"

@@ -72,6 +72,7 @@ def test_the_journey_from_a_bad_file_to_a_job_that_is_watched_and_signed_out(
     page.context.close()
 
 
+@pytest.mark.slow
 def test_the_overview_updates_running_jobs_and_keeps_the_focus(page: Page, world: World) -> None:
     page.goto("/console")
     job = page.locator("li", has=page.locator(f'a[href="/console/jobs/{world.running}"]'))
@@ -101,6 +102,7 @@ def test_a_running_job_is_followed_and_the_page_survives_a_restart(page: Page, w
     page.get_by_text("Pausing", exact=True).first.wait_for()
 
 
+@pytest.mark.slow
 def test_charts_zoom_with_pointer_and_keyboard_and_compare_runs(page: Page, world: World) -> None:
     page.goto(f"/console/jobs/{world.evaluated}")
     shown, chart = page.locator("[data-range]"), page.locator("[data-charts] svg").first
@@ -130,6 +132,7 @@ def test_charts_zoom_with_pointer_and_keyboard_and_compare_runs(page: Page, worl
     assert axe(page) == []
 
 
+@pytest.mark.slow
 def test_a_suite_is_added_after_the_reason_of_its_refusal_was_read(page: Page, world: World, tmp_path: Path) -> None:
     file = tmp_path / "our exam.jsonl"
     file.write_text('{"id": 1, "prompt": "What is a tram?"}\n{"id": 2}\n')
@@ -161,6 +164,7 @@ def test_a_failed_job_starts_again(page: Page, world: World) -> None:
     jobs.cancel(world.platform, world.tenant, made)
 
 
+@pytest.mark.slow
 def test_answers_are_filtered_read_and_decided_on(page: Page, world: World) -> None:
     model = adapters.get_adapter(world.platform, world.tenant, world.pending)
     page.goto(f"/console/jobs/{model.job_id}/evaluation")
@@ -199,6 +203,7 @@ def test_a_finished_job_asks_for_nothing(page: Page, world: World) -> None:
     assert asked == []
 
 
+@pytest.mark.slow
 def test_a_broken_upload_goes_on_where_it_stopped(page: Page, context: BrowserContext, tmp_path: Path) -> None:
     big = tmp_path / "big.jsonl"
     big.write_bytes(b"x" * (20 << 20))  # refused at once: what is sent counts here
@@ -230,6 +235,7 @@ def test_a_validation_shows_its_stage_and_how_far_it_is(page: Page, world: World
     page.locator("[data-uploads] li", has_text="long").get_by_text("Reading rows: 12,000 rows, 40 %").wait_for()
 
 
+@pytest.mark.slow
 def test_uploads_are_listed_after_a_reload_and_go_on(page: Page, context: BrowserContext, tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
     for path in files:

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 
-@pytest.mark.parametrize("nth", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
-def test_every_page_is_accessible_and_nothing_of_a_tenant_comes_alive(page: Page, world: World, nth: int) -> None:
+FIRST = ["start", "new job", "running job", "model"]
+
+
+@pytest.mark.parametrize(
+    "names", [FIRST, *(pytest.param([*PAGES][nth::4], marks=pytest.mark.slow) for nth in range(4))], ids=["first", *"1234"]
+)
+def test_every_page_is_accessible_and_nothing_of_a_tenant_comes_alive(page: Page, world: World, names: list[str]) -> None:
     found, wide = {}, {}
-    for name in [*PAGES][nth::4]:
+    for name in names:
         page.goto(PAGES[name](world), wait_until="load")
         found[name] = axe(page)
         page.set_viewport_size(PHONE)
@@ -34,7 +39,8 @@ def test_every_page_is_accessible_and_nothing_of_a_tenant_comes_alive(page: Page
     assert {name: pixels for name, pixels in wide.items() if pixels > 0} == {}, "wider than a phone of 360 px"
 
 
-@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_both_themes_have_enough_contrast(browser: Browser, server: Server, world: World, scheme: Any) -> None:
     context = browser.new_context(viewport=PHONE, base_url=server.url, color_scheme=scheme)
     assert axe_of_sign_in(context.new_page()) == []

@@ -85,6 +85,7 @@ def test_what_a_schema_lacks_is_said_before_it_is_sent(page: Page) -> None:
     page.get_by_text("message 1").wait_for()
 
 
+@pytest.mark.slow
 def test_the_reference_is_accessible_and_runs_what_only_reads(page: Page, world: World) -> None:
     page.goto("/docs#me_v1_me_get")
     operation = page.locator("#me_v1_me_get")
@@ -93,6 +94,7 @@ def test_the_reference_is_accessible_and_runs_what_only_reads(page: Page, world:
     assert axe(page) == []
 
 
+@pytest.mark.slow
 def test_the_reference_fills_in_parameters_and_asks_before_a_change(page: Page, world: World) -> None:
     page.goto("/docs#retrieve_v1_fine_tuning_jobs__job_id__get")
     job = page.locator("#retrieve_v1_fine_tuning_jobs__job_id__get")
@@ -135,6 +137,7 @@ def test_shares_follow_the_weights_while_they_are_typed(page: Page, world: World
     assert shares == [0.75, 0.25]
 
 
+@pytest.mark.slow
 def test_consequences_are_read_before_a_model_is_deprecated(page: Page, world: World) -> None:
     page.goto(f"/console/models/{world.production}")
     page.get_by_role("button", name="Deprecate").click()
@@ -155,6 +158,7 @@ def test_the_lineage_is_walked_by_keyboard(page: Page, world: World) -> None:
     page.wait_for_url(f"**/console/datasets/{world.dataset}")
 
 
+@pytest.mark.slow
 def test_an_export_is_made_while_the_page_waits_and_downloaded(page: Page, world: World) -> None:
     page.goto(f"/console/models/{world.production}")
     page.get_by_label("Format").select_option("tokenizer")

@@ -74,6 +74,7 @@ def sign_in(page: Page, subject: str, path: str = "/console") -> None:
     page.wait_for_url("**/console**")
 
 
+@pytest.mark.slow
 def test_a_member_of_two_tenants_signs_in_with_the_provider_and_chooses_one(
     context: BrowserContext, provider: Provider, world: OperatorWorld
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_member_of_two_tenants_signs_in_with_the_provider_and_chooses_one(
     page.wait_for_url("**/console/sign-in")
 
 
+@pytest.mark.slow
 def test_somebody_unknown_may_use_another_account(context: BrowserContext, provider: Provider) -> None:
     page = context.new_page()
     sign_in(page, provider.person("nobody@example.com"))
@@ -104,7 +106,8 @@ def test_somebody_unknown_may_use_another_account(context: BrowserContext, provi
     page.wait_for_url(f"{provider.url}/**prompt=select_account**")
 
 
-@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_operators_pages_are_accessible_in_both_themes_and_on_a_phone(
     context: BrowserContext, provider: Provider, world: OperatorWorld, scheme: Any
 ) -> None:
@@ -151,6 +154,7 @@ def test_an_operator_drains_a_node_by_keyboard_and_reads_hours_in_their_own_zone
     )
 
 
+@pytest.mark.slow
 def test_an_open_queue_updates_by_itself_and_keeps_the_place_and_what_is_typed(
     context: BrowserContext, provider: Provider, world: OperatorWorld
 ) -> None:

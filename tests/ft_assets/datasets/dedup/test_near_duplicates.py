@@ -218,7 +218,7 @@ def test_a_cluster_of_two_thousand_near_copies_falls_to_its_first_row() -> None:
 
 @pytest.mark.parametrize(
     ("template_length", "question_length", "background", "floor"),
-    [(1200, 200, 0.78, 1.0), (900, 100, 0.84, 0.95)],  # what is lost lies just above 0.9
+    [pytest.param(1200, 200, 0.78, 1.0, marks=pytest.mark.slow), (900, 100, 0.84, 0.95)],  # what is lost lies just above 0.9
 )
 def test_near_copies_in_a_crowd_that_shares_a_template_are_found(
     template_length: int, question_length: int, background: float, floor: float

@@ -70,6 +70,7 @@ def finished_shards(directory: Path) -> dict[str, int]:
     return {str(f.parent): f.stat().st_ino for f in directory.glob(".tokens-*/*/[0-9]*/shard.json")}
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_costs_each_worker_one_shard_at_most(
     rows: Path, tiny_model: Path, tokenizer: ChatTokenizer, by_one: PackManifest, tmp_path: Path
 ) -> None:

@@ -111,7 +111,11 @@ def tokenized(seen: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "homes", [pytest.param(("a", "b"), id="two machines"), pytest.param(("a", "a"), id="one machine", marks=pytest.mark.slow)]
+    "homes",
+    [
+        pytest.param(("a", "b"), id="two machines", marks=pytest.mark.slow),
+        pytest.param(("a", "a"), id="one machine", marks=pytest.mark.slow),
+    ],
 )
 def test_of_two_jobs_that_start_at_once_one_tokenizes(
     machine: Callable[[str], Platform], model: Path, write_chat_rows: Callable[..., Path], tmp_path: Path, homes: tuple[str, str]

@@ -53,7 +53,7 @@ def test_labels_that_are_mostly_right_pass() -> None:
     assert judge(answered(wanted, answers), parse({})).reasons == ()
 
 
-@pytest.mark.parametrize("metric", ["rouge_l", "token_f1", "bleu"])
+@pytest.mark.parametrize("metric", ["rouge_l", *(pytest.param(name, marks=pytest.mark.slow) for name in ("token_f1", "bleu"))])
 def test_expected_answers_in_any_other_order_do_not_pass(metric: str) -> None:
     wanted, reasons = holdout(), []
     for seed in range(10):

@@ -92,7 +92,7 @@ def assert_exact_when_interrupted(start: Callable[[str], Training], *, every: in
     assert interruptions >= polls // every // 2
 
 
-@pytest.mark.parametrize("window", slow_but(WINDOWS, "lora", "full", "bf16", "early stopping"))
+@pytest.mark.parametrize("window", slow_but(WINDOWS, "lora", "full"))
 @pytest.mark.parametrize("every", EVERY)
 def test_interrupted_at_any_step_is_never_interrupted(window: str, every: int, files: tuple[Path, Path], tmp_path: Path) -> None:
     assert_exact_when_interrupted(lambda name: training(WINDOWS[window], files, tmp_path / name), every=every)
@@ -120,6 +120,7 @@ def test_interrupted_preferences_with_other_adapters(lora: LoraSettings, site: S
     assert_exact_when_interrupted(lambda name: Training(run_file=replace(given, work_dir=tmp_path / name)), every=29)
 
 
+@pytest.mark.slow
 def test_a_kill_between_an_early_stop_and_the_final_weights_changes_nothing(files: tuple[Path, Path], tmp_path: Path) -> None:
     stopped = training(WINDOWS["early stopping"], files, tmp_path / "work")
     assert stopped.attempt()

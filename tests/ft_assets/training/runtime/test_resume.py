@@ -71,6 +71,7 @@ def test_sigterm_in_a_step_loses_nothing(uninterrupted: Job, tmp_path: Path) -> 
         assert_same(stopped, uninterrupted)
 
 
+@pytest.mark.slow
 def test_kill_9_and_a_torn_newest_checkpoint_cost_only_the_steps_since_the_one_before(uninterrupted: Job, tmp_path: Path) -> None:
     with job(tmp_path, **LONG) as killed:
         process = killed.start()
