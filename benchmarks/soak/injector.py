@@ -267,7 +267,7 @@ class Injector:
             return conn.execute(newer).first() is not None
 
     def _moved_since(self, began: datetime) -> bool:
-        """Whether a job has reported something, or there is none that could."""
+        """Whether a job has reported something since, or no job is open."""
         with self.stack.engine.connect() as conn:
             open_jobs = conn.execute(sa.select(jobs.c.heartbeat_at).where(jobs.c.state.not_in(FINAL))).scalars().all()
             event = conn.execute(sa.select(job_events.c.seq).where(job_events.c.created_at > began).limit(1)).first()

@@ -169,6 +169,7 @@ def results(stack: Stack, store: ObjectStore, load: Load) -> tuple[list[str], di
         *(f"job {j.id} ended as {j.state} after {j.attempt} attempts: {j.error}" for j in all_jobs.values() if j.state != "succeeded"),
         *(f"job {j} has {finals[j]} finished models" for j in all_jobs if finals[j] != 1),
         *(f"job {j} has {succeeded[j]} trainings that succeeded" for j in all_jobs if succeeded[j] != 1),
+        *(f"the adapter of job {j} has no weights" for j, digest in digests.items() if not digest),
         *(f"the adapter of job {j} ({load.accepted[j].name}) differs from its twin's" for j in different),
         *(f"bad upload {load.bad[f]} ({f}) is {status}" for f, status in uploads.items() if status != "error"),
         *(f"bad upload {load.bad[f]} ({f}) is gone" for f in load.bad if f not in uploads),
@@ -183,12 +184,12 @@ def results(stack: Stack, store: ObjectStore, load: Load) -> tuple[list[str], di
 
 
 def _digest(store: ObjectStore, prefix: str) -> str:
-    """sha256 over the weights under `prefix`, which is an adapter's or a whole model's."""
+    """sha256 over the weights under `prefix`, which is an adapter's or a whole model's; empty if there are none."""
     digest = hashlib.sha256()
-    for info in sorted(store.list(prefix), key=lambda o: o.key):
-        if info.key.endswith(".safetensors"):
-            digest.update(info.key.removeprefix(prefix).encode() + store.get_bytes(info.key))
-    return digest.hexdigest()
+    weights = [info.key for info in store.list(prefix) if info.key.endswith(".safetensors")]
+    for key in sorted(weights):
+        digest.update(key.removeprefix(prefix).encode() + store.get_bytes(key))
+    return digest.hexdigest() if weights else ""
 
 
 def ledger(stack: Stack) -> list[str]:

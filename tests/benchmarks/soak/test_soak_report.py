@@ -18,7 +18,7 @@ def fault(target: str, at: float, recovered_s: float | None, *, hit: bool = True
     ("hits", "number", "low", "high"),
     [(0, 0, 0.0, 1.0), (0, 10, 0.0, 0.278), (5, 10, 0.237, 0.763), (200, 200, 0.981, 1.0)],
 )  # https://en.wikipedia.org/wiki/Binomial_proportion_confidence_interval#Wilson_score_interval
-def test_intervals_are_wilson_s(hits: int, number: int, low: float, high: float) -> None:
+def test_intervals_are_those_of_wilson(hits: int, number: int, low: float, high: float) -> None:
     assert report.wilson(hits, number) == pytest.approx((low, high), abs=0.001)
 
 

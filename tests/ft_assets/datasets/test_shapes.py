@@ -19,6 +19,7 @@ from tests.ft_assets.datasets.examples_of import chat
 
 WEATHER = {"name": "weather", "description": "d", "parameters": {"type": "object", "properties": {}}}
 TOOL = {"type": "function", "function": WEATHER}
+LONG_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"description": "x" * 70_000}}}
 
 
 def read(value: dict[str, Any]) -> Example:
@@ -440,9 +441,6 @@ def test_a_conversation_that_is_answered_already_is_no_prompt_of_a_preference() 
     assert problems == []
     assert example is not None
     assert [[m.content for m in side] for side in (example.messages, example.chosen, example.rejected)] == [["q"], ["good"], ["bad"]]
-
-
-LONG_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"description": "x" * 70_000}}}
 
 
 @pytest.mark.parametrize("form", [{"type": "xml"}, {"type": "json_schema"}, "[]", LONG_SCHEMA])

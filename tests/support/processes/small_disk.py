@@ -41,7 +41,7 @@ def small_disk(root: Path, size: str) -> Iterator[SmallDisk]:
 
 @contextlib.contextmanager
 def mounted_disk(root: Path, size: str) -> Iterator[SmallDisk]:
-    """The same; raises PermissionError where nobody may mount one."""
+    """A tmpfs of `size` at `root` until the block ends; raises PermissionError without the right to mount."""
     root.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(root)], check=False, capture_output=True, text=True)
     if done.returncode:
