@@ -62,7 +62,11 @@ class FaultyProxy:
         if not isinstance(self.upstream, str):
             return socket.create_connection(self.upstream)
         made = socket.socket(socket.AF_UNIX)
-        made.connect(self.upstream)
+        try:
+            made.connect(self.upstream)
+        except OSError:
+            made.close()
+            raise
         return made
 
     def _pump(
