@@ -123,12 +123,13 @@ def forgotten_after_its_start_failed(bench: BoundBench) -> None:
     assert (bench.left("t-acme"), bench.left(NAMESPACE)) == ([], [("configmaps", NAMESPACE, NAME)])
 
 
-def adopts_what_an_earlier_try_created(bench: BoundBench) -> None:
+def adopts_what_an_earlier_try_created(bench: BoundBench, account: str) -> None:
+    """A step starts trainings and evaluations, the worker starts exports."""
     broken: list[str] = []
     bench.cluster.faults.append(
         lambda method, path: "after" if method == "POST" and path not in broken and not broken.append(path) else None  # type: ignore[func-returns-value]
     )
-    assert bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN).phase is WorkloadPhase.PENDING
+    assert bench.launcher_of(account).start_or_adopt(workload(num_nodes=2), token=TOKEN).phase is WorkloadPhase.PENDING
     assert {path.rpartition("/")[2] for path in broken} == {"configmaps", "secrets", "networkpolicies", "jobs"}
 
 
@@ -140,7 +141,8 @@ def cordons_drained_nodes(bench: BoundBench) -> None:
 CLAIMS: tuple[Callable[[BoundBench], None], ...] = (
     launching.test_a_workload_waits_for_its_quota_then_runs_then_exits_with_times_and_nodes_of_its_pods,
     launching.test_many_callers_at_once_start_one_workload,
-    adopts_what_an_earlier_try_created,
+    partial(adopts_what_an_earlier_try_created, account=RUNS),
+    partial(adopts_what_an_earlier_try_created, account=WORKER),
     forgotten_after_its_start_failed,
     launching.test_a_workload_outlives_its_caller_and_is_found_by_its_name,
     *(
