@@ -92,8 +92,7 @@ CREATE TRIGGER adapters_enter BEFORE INSERT ON adapters FOR EACH ROW EXECUTE FUN
 CREATE TRIGGER adapters_kept BEFORE DELETE ON adapters FOR EACH ROW EXECUTE FUNCTION ft_refuse('adapters_kept');
 CREATE TRIGGER adapters_not_truncated BEFORE TRUNCATE ON adapters EXECUTE FUNCTION ft_refuse('adapters_not_truncated');
 CREATE TRIGGER adapters_record_frozen BEFORE UPDATE ON adapters FOR EACH ROW EXECUTE FUNCTION ft_frozen(
-    'stage', 'promoted_at', 'deprecated_at', 'archived_at', 'approval', 'approved_by', 'approved_at', 'approval_note',
-    'signature', 'signing_key_id');
+    'stage', 'promoted_at', 'deprecated_at', 'archived_at', 'approval', 'approved_by', 'approved_at', 'approval_note');
 CREATE TRIGGER adapters_stage_moves BEFORE UPDATE ON adapters FOR EACH ROW
     WHEN (OLD.stage <> NEW.stage OR OLD.approval <> NEW.approval)
     EXECUTE FUNCTION ft_adapter_moves();
@@ -147,18 +146,12 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- An entry gets its place in the chain once, and is otherwise only ever erased: its values, address, user agent and their salt.
 CREATE TRIGGER audit_log_frozen BEFORE UPDATE ON audit_log FOR EACH ROW
-    WHEN (NOT ((NEW.seq, NEW.tenant_id, NEW.actor_kind, NEW.actor_id, NEW.action)
+    WHEN (NOT (NEW.redacted_at IS NOT NULL AND NEW.changes = '{}' AND NEW.ip IS NULL AND NEW.user_agent IS NULL
+        AND (NEW.seq, NEW.tenant_id, NEW.actor_kind, NEW.actor_id, NEW.action)
             IS NOT DISTINCT FROM (OLD.seq, OLD.tenant_id, OLD.actor_kind, OLD.actor_id, OLD.action)
         AND (NEW.object_type, NEW.object_id, NEW.request_id, NEW.created_at)
-            IS NOT DISTINCT FROM (OLD.object_type, OLD.object_id, OLD.request_id, OLD.created_at)
-        AND ((NEW.redacted_at IS NOT NULL AND NEW.changes = '{}' AND NEW.ip IS NULL AND NEW.user_agent IS NULL AND NEW.salt IS NULL
-                AND (NEW.position, NEW.previous_sha256, NEW.content_sha256, NEW.sha256)
-                    IS NOT DISTINCT FROM (OLD.position, OLD.previous_sha256, OLD.content_sha256, OLD.sha256))
-            OR (OLD.position IS NULL AND NEW.position IS NOT NULL AND NEW.content_sha256 IS NOT NULL AND NEW.sha256 IS NOT NULL
-                AND (NEW.changes, NEW.ip, NEW.user_agent, NEW.redacted_at)
-                    IS NOT DISTINCT FROM (OLD.changes, OLD.ip, OLD.user_agent, OLD.redacted_at)))))
+            IS NOT DISTINCT FROM (OLD.object_type, OLD.object_id, OLD.request_id, OLD.created_at)))
     EXECUTE FUNCTION ft_only_added();
 CREATE TRIGGER audit_log_kept BEFORE DELETE OR TRUNCATE ON audit_log EXECUTE FUNCTION ft_only_added();
 CREATE TRIGGER invoice_entries_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON invoice_entries EXECUTE FUNCTION ft_only_added();
@@ -279,8 +272,6 @@ CREATE TRIGGER recipes_audited AFTER INSERT OR UPDATE OR DELETE ON recipes FOR E
     EXECUTE FUNCTION ft_audit('recipe', 'name', 'version', 'retired_at');
 CREATE TRIGGER refund_cases_audited AFTER INSERT OR UPDATE OR DELETE ON refund_cases FOR EACH ROW
     EXECUTE FUNCTION ft_audit('refund_case', 'id', 'amount_micros', 'state', 'decided_by', 'note');
-CREATE TRIGGER signing_keys_audited AFTER INSERT OR UPDATE OR DELETE ON signing_keys FOR EACH ROW
-    EXECUTE FUNCTION ft_audit('signing_key', 'id', 'public_key', 'revoked_at');
 CREATE TRIGGER sweeps_audited AFTER INSERT OR UPDATE OR DELETE ON sweeps FOR EACH ROW
     EXECUTE FUNCTION ft_audit('sweep', 'id', 'cancelled_at');
 CREATE TRIGGER tenants_audited AFTER INSERT OR UPDATE OR DELETE ON tenants FOR EACH ROW
@@ -308,7 +299,7 @@ END $$;
 CREATE TRIGGER reservations_hold AFTER INSERT OR UPDATE OF released_at, placement, devices ON reservations FOR EACH ROW
     EXECUTE FUNCTION ft_hold_devices();
 
--- The queue: whoever listens on the channel ft_queue hears that jobs, reservations, evaluations or exports changed.
+-- The queue: whoever listens on the channel ft_queue hears that jobs, reservations or evaluations changed.
 
 CREATE FUNCTION ft_queue_changed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_notify('ft_queue', ''); RETURN NULL; END $$;
 
@@ -316,4 +307,3 @@ CREATE TRIGGER jobs_told AFTER INSERT OR UPDATE OF state, prepare_runs, train_ru
     EXECUTE FUNCTION ft_queue_changed();
 CREATE TRIGGER reservations_told AFTER INSERT OR UPDATE OF released_at ON reservations EXECUTE FUNCTION ft_queue_changed();
 CREATE TRIGGER evaluations_told AFTER INSERT OR UPDATE OF state, runs ON evaluations EXECUTE FUNCTION ft_queue_changed();
-CREATE TRIGGER exports_told AFTER INSERT OR UPDATE OF status ON exports EXECUTE FUNCTION ft_queue_changed();

@@ -20,15 +20,8 @@ CREATE TABLE audit_log (
     request_id text,
     created_at timestamptz NOT NULL,
     redacted_at timestamptz,
-    position bigint,
-    previous_sha256 text,
-    salt text,
-    content_sha256 text,
-    sha256 text,
-    CONSTRAINT pk_audit_log PRIMARY KEY (seq),
-    CONSTRAINT uq_audit_log_position UNIQUE (position)
+    CONSTRAINT pk_audit_log PRIMARY KEY (seq)
 );
-CREATE INDEX ix_audit_log_unplaced ON audit_log (seq) WHERE position IS NULL;
 CREATE INDEX ix_audit_log_object ON audit_log (object_id, seq);
 CREATE INDEX ix_audit_log_tenant_seq ON audit_log (tenant_id, seq);
 
@@ -99,14 +92,6 @@ CREATE TABLE scheduler_state (
     last_round_at timestamptz,
     explained_at timestamptz,
     CONSTRAINT pk_scheduler_state PRIMARY KEY (id)
-);
-
-CREATE TABLE signing_keys (
-    id text NOT NULL,
-    public_key text NOT NULL,
-    created_at timestamptz NOT NULL,
-    revoked_at timestamptz,
-    CONSTRAINT pk_signing_keys PRIMARY KEY (id)
 );
 
 CREATE TABLE tenants (
@@ -795,7 +780,6 @@ CREATE TABLE reservations (
     devices jsonb NOT NULL DEFAULT '[]',
     kind text NOT NULL DEFAULT 'train',
     evaluation_id text,
-    export_id text,
     CONSTRAINT pk_reservations PRIMARY KEY (job_id, attempt),
     CONSTRAINT fk_reservations_job_id FOREIGN KEY (job_id) REFERENCES jobs(id)
 );
@@ -892,8 +876,6 @@ CREATE TABLE adapters (
     archived_at timestamptz,
     approval_note text,
     dataset_ids jsonb NOT NULL DEFAULT '[]',
-    signature jsonb,
-    signing_key_id text,
     CONSTRAINT pk_adapters PRIMARY KEY (id),
     CONSTRAINT uq_adapters_job_id UNIQUE (job_id),
     CONSTRAINT uq_adapters_name UNIQUE (name),
@@ -926,14 +908,12 @@ CREATE TABLE adapters (
     CONSTRAINT fk_adapters_job_id FOREIGN KEY (job_id) REFERENCES jobs(id),
     CONSTRAINT fk_adapters_parent_adapter_id FOREIGN KEY (parent_adapter_id) REFERENCES adapters(id),
     CONSTRAINT fk_adapters_parent_checkpoint_id FOREIGN KEY (parent_checkpoint_id) REFERENCES checkpoints(id),
-    CONSTRAINT fk_adapters_signing_key_id FOREIGN KEY (signing_key_id) REFERENCES signing_keys(id),
     CONSTRAINT fk_adapters_tenant_id FOREIGN KEY (tenant_id) REFERENCES tenants(id),
     CONSTRAINT fk_adapters_tenant_id_dataset_id FOREIGN KEY (tenant_id, dataset_id) REFERENCES datasets(tenant_id, id)
 );
 CREATE INDEX ix_adapters_deprecated ON adapters (deprecated_at) WHERE (stage = 'deprecated');
 CREATE INDEX ix_adapters_pending ON adapters (tenant_id, created_at) WHERE (approval = 'pending');
 CREATE INDEX ix_adapters_tenant_created ON adapters (tenant_id, created_at, id);
-CREATE INDEX ix_adapters_unsigned ON adapters (created_at) WHERE (signing_key_id IS NULL AND stage <> 'archived');
 
 CREATE TABLE checkpoint_permissions (
     id text NOT NULL,
@@ -991,11 +971,9 @@ CREATE TABLE exports (
     id text NOT NULL,
     tenant_id text NOT NULL,
     adapter_id text NOT NULL,
-    job_id text NOT NULL,
     key text NOT NULL,
     format text NOT NULL,
     "precision" text,
-    expected_s double precision,
     status text NOT NULL,
     error jsonb,
     progress jsonb,
@@ -1004,17 +982,12 @@ CREATE TABLE exports (
     bytes bigint,
     sha256 text,
     manifest jsonb,
-    manifest_sha256 text,
     created_at timestamptz NOT NULL,
     beat_at timestamptz,
     finished_at timestamptz,
-    signature jsonb,
-    signing_key_id text,
     CONSTRAINT pk_exports PRIMARY KEY (id),
     CONSTRAINT uq_exports_tenant_id_adapter_id_key UNIQUE (tenant_id, adapter_id, key),
     CONSTRAINT fk_exports_adapter_id FOREIGN KEY (adapter_id) REFERENCES adapters(id),
-    CONSTRAINT fk_exports_job_id FOREIGN KEY (job_id) REFERENCES jobs(id),
-    CONSTRAINT fk_exports_signing_key_id FOREIGN KEY (signing_key_id) REFERENCES signing_keys(id),
     CONSTRAINT fk_exports_tenant_id FOREIGN KEY (tenant_id) REFERENCES tenants(id)
 );
 

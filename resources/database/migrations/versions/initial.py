@@ -4,16 +4,17 @@ Calls of the API run as the role ``ft_tenant`` with ``ft.tenant`` set for the tr
 it forgot to say. The platform's processes and its operators connect as two other roles. None of the three is a superuser, owns a table or
 bypasses row security, so ``RESET ROLE`` and ``SET ROLE`` lead nowhere; only the owner, who migrates, can do more.
 
-Revision ID: initial_18
+Revision ID: initial_15
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import sqlalchemy as sa
 from alembic import op
 from procrastinate.schema import SchemaManager
 
-revision = "initial_18"
+revision = "initial_15"
 down_revision = None
 
 FILES = Path(__file__).parent.parent / "initial"
@@ -44,11 +45,10 @@ READ_ONLY = {"alembic_version", "adapter_stage_moves"}
 """Read by triggers and by whoever asks for the schema's revision."""
 OF_OPERATORS = {"recipes"}
 """Written by operators, read by every call of a tenant."""
-ADD_ONLY = {"ledger_entries", "ledger_postings", "invoices", "invoice_entries", "meter_events", "signing_keys"}
-"""Also to the platform: an entry is corrected by another entry, and only operators revoke a signing key."""
+ADD_ONLY = {"ledger_entries", "ledger_postings", "invoices", "invoice_entries", "meter_events"}
+"""Also to the platform: an entry is corrected by another entry."""
 PLATFORM_COLUMNS = {
-    # triggers add its lines; a deletion of data takes out what they quote, and the worker gives them their place in the chain
-    "audit_log": "redacted_at changes ip user_agent salt position previous_sha256 content_sha256 sha256",
+    "audit_log": "redacted_at changes ip user_agent",  # triggers add its lines; a deletion of data takes out what they quote
     "operator_keys": "last_used_at",
 }
 """Columns that the platform's processes may update, of tables that they may not write otherwise."""
@@ -104,8 +104,8 @@ WRITTEN_BY_TENANTS = {
         False,
     ),
     "exports": (
-        "id tenant_id adapter_id job_id key format precision expected_s created_at status error progress claim beat_at finished_at",
-        "created_at status error progress claim beat_at finished_at",
+        "id tenant_id adapter_id key format precision created_at status error progress claim beat_at finished_at",
+        "status error progress claim beat_at finished_at",
         True,
     ),
     "files": (
@@ -232,7 +232,6 @@ def _allow_platform() -> None:
         op.execute(f"GRANT UPDATE ({_list(columns)}) ON {table} TO {PLATFORM}")
     for table in sorted(OF_OPERATORS | {"operator_keys"}):
         op.execute(f"GRANT INSERT, UPDATE, DELETE ON {table} TO {OPERATOR}")
-    op.execute(f"GRANT UPDATE (revoked_at) ON signing_keys TO {OPERATOR}")
     op.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {PLATFORM}")
 
 
@@ -246,7 +245,12 @@ def _confine_tenants() -> None:
         _confine(table, f"EXISTS (SELECT FROM {parent} p WHERE p.id = {table}.{column} AND p.{OWN})")
     for table in sorted(READ_ONLY | OF_OPERATORS):
         op.execute(f"GRANT SELECT ON {table} TO {TENANT}")
-    for table, (inserted, updated, deletes) in WRITTEN_BY_TENANTS.items():
+    allow_tenants(WRITTEN_BY_TENANTS)
+
+
+def allow_tenants(written: Mapping[str, tuple[str, str, bool]]) -> None:
+    """Grant what `WRITTEN_BY_TENANTS` of this or a later migration says."""
+    for table, (inserted, updated, deletes) in written.items():
         for verb, columns in (("INSERT", inserted), ("UPDATE", updated)):
             if columns:
                 op.execute(f"GRANT {verb} ({_list(columns)}) ON {table} TO {TENANT}")
