@@ -212,32 +212,54 @@ class TrainingSpec:
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
+        return hashlib.sha256(canonical_json(self.to_dict()).encode()).hexdigest()
 
     @property
     def resume_sha256(self) -> str:
         """Digest that is equal for specs that can resume from each other's checkpoints: covers everything that changes the rows and
         updates of a step, but not how the global batch is divided into micro-batches and ranks, nor the strategy. The load-balancing loss
         of a trained router is computed for each micro-batch, so the division counts then."""
-        body = asdict(self)
+        body = self.to_dict()
         body["optimization"]["global_batch_size"] = self.rows_per_step
         for name in () if self.train_router else ("per_device_batch_size", "accumulation_steps"):
             del body["optimization"][name]
         divided = ("world_size", "context_parallel")
         for name in ("strategy", "gradient_checkpointing", *(() if self.train_router else divided)):
-            del body[name]
+            body.pop(name, None)
         return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return what is stored and hashed: all fields but those of `SINCE_0_1` that have their default."""
+        body = asdict(self)
+        for kind, names in SINCE_0_1.items():
+            part = body[PARTS[kind]] if kind in PARTS else body
+            for name in names if part else ():
+                if part[name] == _default(kind, name):
+                    del part[name]
+        return body
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """Inverse of :meth:`to_dict`; raises ``ValueError`` naming unknown or missing fields."""
         known = {f.name for f in fields(cls)}
-        if set(data) != known:
-            raise ValueError(f"training spec fields differ: unknown {sorted(set(data) - known)}, missing {sorted(known - set(data))}")
+        unknown, missing = set(data) - known, known - set(data) - set(SINCE_0_1[cls])
+        if unknown or missing:
+            raise ValueError(f"training spec fields differ: unknown {sorted(unknown)}, missing {sorted(missing)}")
         return from_json(cls, data)
+
+
+SINCE_0_1: Mapping[type, tuple[str, ...]] = {
+    TrainingSpec: ("context_parallel",),
+    LoraSettings: ("use_rslora", "use_dora", "init_lora_weights"),
+    Optimization: ("min_lr_ratio", "adam_epsilon", "loraplus_lr_ratio", "layer_lr_decay", "neftune_noise_alpha"),
+}
+"""Fields that came after release 0.1. Specs leave them out at their defaults, which is how that release trains: its specs keep their
+digests, and its jobs resume from their checkpoints. A new field belongs here."""
+PARTS = {LoraSettings: "lora", Optimization: "optimization"}
+
+
+def _default(kind: type, name: str) -> Any:
+    return next(f.default for f in fields(kind) if f.name == name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import uuid
 from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
+from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from control_plane.notifications.tables import outbox
@@ -16,6 +16,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import api_keys, audit_log
 from control_plane.tenants.tables import tenants as tenants_table
+from resources.database import migrate
 from tests.support.platform.database_roles import as_owner
 from tests.support.platform.declared_tables import declared_tables
 
@@ -59,8 +60,9 @@ def test_every_confined_table_is_open_to_the_platform(platform: Platform) -> Non
 
 
 def test_columns_that_tenants_write_are_columns_of_the_schema(platform: Platform) -> None:
-    written = importlib.import_module("resources.database.migrations.versions.initial").WRITTEN_BY_TENANTS
-    named = {(table, column) for table, (inserted, updated, _) in written.items() for column in f"{inserted} {updated}".split()}
+    migrations = [script.module for script in ScriptDirectory(str(migrate.LOCATION)).walk_revisions()]
+    written = [entry for module in migrations for entry in getattr(module, "WRITTEN_BY_TENANTS", {}).items()]
+    named = {(table, column) for table, (inserted, updated, _) in written for column in f"{inserted} {updated}".split()}
     assert named - {(table.name, column.name) for table in declared_tables().tables.values() for column in table.c} == set()
     query = (
         "SELECT DISTINCT table_name, column_name FROM information_schema.column_privileges "

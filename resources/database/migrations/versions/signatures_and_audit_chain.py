@@ -1,7 +1,7 @@
 """Signed adapters and exports, exports that hold a device, and the audit log as a chain of hashes.
 
-The worker gives the entries that are already in the audit log their places in the chain, the oldest first. Merged weights and GGUF files that
-were ordered and are not ready wait for a device.
+The worker gives the entries that are already in the audit log their places in the chain, the oldest first. Merged weights and GGUF files
+that were ordered and are not ready wait for a device.
 
 Revision ID: signatures_and_audit_chain
 """
@@ -39,7 +39,8 @@ CREATE TRIGGER adapters_record_frozen BEFORE UPDATE ON adapters FOR EACH ROW EXE
 """
 
 EXPORTS = """
-ALTER TABLE exports ADD job_id text, ADD expected_s double precision, ADD manifest_sha256 text, ADD signature jsonb, ADD signing_key_id text,
+ALTER TABLE exports
+    ADD job_id text, ADD expected_s double precision, ADD manifest_sha256 text, ADD signature jsonb, ADD signing_key_id text,
     ADD CONSTRAINT fk_exports_job_id FOREIGN KEY (job_id) REFERENCES jobs(id),
     ADD CONSTRAINT fk_exports_signing_key_id FOREIGN KEY (signing_key_id) REFERENCES signing_keys(id);
 UPDATE exports SET job_id = a.job_id FROM adapters a WHERE a.id = exports.adapter_id;
