@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods, recipes
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan, global_batch_size, plan, resolve
 from ft_assets.training.model_shapes.attention_kernels import Device
-from ft_assets.training.spec import EarlyStopping, Quantization, TrainingSpec, WarmStart
+from ft_assets.training.spec import PARTS, SINCE_0_1, EarlyStopping, Quantization, TrainingSpec, WarmStart
 from ft_assets.training.stored_specs import openai_hyperparameters
 
 TURING = Device(capability=(7, 5))
@@ -337,6 +339,21 @@ def test_settings_of_a_method_are_asked_for_or_its_defaults_and_1_is_1_point_0()
     assert spec({"beta": 1}, method="dpo").method_settings == {"beta": 1.0, "loss_type": "sigmoid", "label_smoothing": 0.0}
     assert spec({"beta": 1}, method="dpo").sha256 == spec({"beta": 1.0}, method="dpo").sha256
     assert spec({"beta": "auto"}, method="dpo").method_settings["beta"] == 0.1
+
+
+@pytest.mark.parametrize("stored", json.loads((Path(__file__).parent / "specs_of_release_0_1.json").read_text()))
+def test_specs_of_the_first_release_keep_their_digests(stored: dict[str, Any]) -> None:
+    found = TrainingSpec.from_dict(stored["spec"])
+    assert (found.sha256, found.resume_sha256) == (stored["sha256"], stored["resume_sha256"])
+    for owner, names in SINCE_0_1.items():
+        for name in names:
+            part = found if owner is TrainingSpec else getattr(found, PARTS[owner])
+            if part is None:
+                continue
+            changed = replace(part, **{name: "pissa" if name == "init_lora_weights" else 2})
+            other = changed if part is found else replace(found, **{PARTS[owner]: changed})
+            assert other.sha256 != found.sha256, name
+            assert TrainingSpec.from_dict(json.loads(json.dumps(other.to_dict()))) == other
 
 
 def test_modules_are_a_set() -> None:

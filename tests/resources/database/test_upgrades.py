@@ -48,7 +48,7 @@ def test_rows_of_the_first_release_get_what_today_needs(first_release: Engine) -
         conn.exec_driver_sql("SET LOCAL session_replication_role = replica")  # no triggers: these rows need not be complete
         insert(conn, "tenants", id="t")
         insert(conn, "jobs", id="j", tenant_id="t")
-        insert(conn, "adapters", id="a", tenant_id="t", job_id="j", stage="production")
+        insert(conn, "adapters", id="a", tenant_id="t", job_id="j", stage="deprecated", deprecated_at="2026-11-27")
         for id, format, status in (
             ("e1", "merged", "running"),
             ("e2", "gguf", "queued"),
