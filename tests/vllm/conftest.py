@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(1200))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def vllm_python() -> Path:
     """Of an environment with vLLM and the plugin (`make vllm`)."""
     python = Path(os.environ.get("FT_VLLM_PYTHON") or ROOT / ".venv-vllm" / "bin" / "python")
@@ -43,19 +43,19 @@ def vllm_python() -> Path:
     return python
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_servable_model(tmp_path_factory.mktemp("base"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def unserved(new_platform: Callable[..., Platform], base: Path) -> Platform:
     """A platform with the base model in its catalogue, and no fleet."""
     models = Catalogue({SERVED: ({"id": SERVED, "path": str(base)}, base)})
     return replace(new_platform(drain_s="0"), models=models)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def replicas(vllm_python: Path, unserved: Platform, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     logs, where = tmp_path_factory.mktemp("vllm"), unserved.settings.work_dir / "adapters"
     digest = unserved.models.get(SERVED).digest
@@ -71,7 +71,7 @@ def replicas(vllm_python: Path, unserved: Platform, base: Path, tmp_path_factory
             server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def served(unserved: Platform, replicas: list[Server]) -> Iterator[Platform]:
     fleet = HttpFleet([server.url for server in replicas], token=TOKEN)
     assert all(fleet.loads_adapters(server.url) for server in replicas)
