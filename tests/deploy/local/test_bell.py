@@ -23,9 +23,12 @@ def interrupt(frame, event, argument):
     return interrupt
 
 def handler(signum, frame):
-    sys.settrace(interrupt)
-    bell.ring()
-    sys.settrace(None)
+    if left == 20:
+        sys.settrace(interrupt)
+        bell.ring()
+        sys.settrace(None)
+    else:
+        bell.ring()
 
 signal.signal(signal.SIGCHLD, handler)
 signal.raise_signal(signal.SIGCHLD)
