@@ -56,6 +56,11 @@ class Process:
     env: dict[str, str] = field(default_factory=dict)
     _running: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        assert self._running is not None, f"{self.command} was not started"
+        return self._running.pid
+
     def start(self) -> None:
         self._running = subprocess.Popen(self.command, cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1", **self.env})
 
