@@ -23,8 +23,8 @@ MAX_HEAD_BYTES = 32 * 1024
 HEAD_TIMEOUT_S = 10.0
 """From the first byte to the end of the headers; for the first request, from the start of the connection."""
 KEEP_ALIVE_S = 75
-"""Idle connections are closed after this, and by proxies earlier: ingress-nginx and AWS's load balancer keep them for 60 s. A request that a
-proxy sends while the server closes the connection is lost, and a proxy does not repeat a POST."""
+"""Idle connections are closed after this, and by proxies earlier: ingress-nginx and AWS's load balancer keep them for 60 s. A request
+that a proxy sends while the server closes the connection is lost, and a proxy does not repeat a POST."""
 
 
 class BoundedHttp(HttpToolsProtocol):

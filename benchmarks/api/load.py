@@ -19,7 +19,9 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -213,6 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--events", type=int, default=50, help="of each job")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and end what was started
     if args.quick:
         args.jobs, args.curve, args.seconds, args.events = 2000, [200], 10.0, 10
     place = {"cpus": os.cpu_count(), "load_1m": round(os.getloadavg()[0], 1), "seconds": args.seconds}
@@ -226,9 +229,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _print_rate(result: dict[str, Any]) -> None:
-    print(
-        f" {result['rate_per_s']:g}/s: {result['answered_per_s']} answered/s, failed: {result['failed'] or 0}, {result['idle_cores']} cores idle"
-    )
+    answered, idle = result["answered_per_s"], result["idle_cores"]
+    print(f" {result['rate_per_s']:g}/s: {answered} answered/s, failed: {result['failed'] or 0}, {idle} cores idle")
     for kind, s in {**result["calls"], "reads": result["reads"]}.items():
         goal = GOALS_MS.get(kind)
         missed = "" if goal is None or s["p99_ms"] <= goal else f"   goal {goal:g} ms missed"

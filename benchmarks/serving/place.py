@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -68,11 +69,10 @@ class Process:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             assert self._running is not None and self._running.poll() is None, f"{self.command} ended"
-            try:
-                if httpx.get(f"{self.url}{self.probe}", headers=HEADERS, timeout=2, trust_env=False).is_success:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}{self.probe}", headers=HEADERS, timeout=5, trust_env=False).is_success:
                     return
-            except httpx.HTTPError:
-                time.sleep(0.05)
+            time.sleep(0.05)
         raise TimeoutError(f"nothing at {self.url} in {timeout_s} s")
 
     def stop(self, how: int = signal.SIGTERM) -> None:

@@ -115,7 +115,7 @@ class _Cut(Exception):
 
 
 class Stream(StreamingResponse):
-    """A streaming response that is counted while open, and cut off when its key stops working (reconnecting shows the reason) or the process ends."""
+    """A streaming response that is counted while open, and cut when its key stops working or the process ends; reconnecting shows why."""
 
     def __init__(self, content: AsyncIterator[str | bytes], follower: Follower, *, media_type: str) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
