@@ -215,7 +215,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--events", type=int, default=50, help="of each job")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and end what was started
     if args.quick:
         args.jobs, args.curve, args.seconds, args.events = 2000, [200], 10.0, 10
     place = {"cpus": os.cpu_count(), "load_1m": round(os.getloadavg()[0], 1), "seconds": args.seconds}
@@ -239,4 +238,5 @@ def _print_rate(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and end what was started
     main()

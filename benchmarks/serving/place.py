@@ -79,7 +79,7 @@ class Process:
         if self._running is not None and self._running.poll() is None:
             self._running.send_signal(how)
             try:
-                self._running.wait(timeout=20)
+                self._running.wait(timeout=30)
             except subprocess.TimeoutExpired:
                 self._running.kill()
                 self._running.wait()
