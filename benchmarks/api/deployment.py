@@ -140,13 +140,14 @@ def platform(home: Path, *, replicas: int = 1, **env: str) -> Iterator[Deploymen
         for process in apis:
             stack.callback(process.stop)
             process.start()
-        if replicas > 1:
-            others["proxy"] = [_proxy(home, deployment)]
-            stack.callback(others["proxy"][0].stop)
-            others["proxy"][0].start()
-            deployment.url = others["proxy"][0].url
-        for process in (*apis, *others.get("proxy", ())):
+        for process in apis:
             process.wait()
+        if replicas > 1:
+            others["proxy"] = [proxy := _proxy(home, deployment)]
+            stack.callback(proxy.stop)
+            proxy.start()
+            proxy.wait()
+            deployment.url = proxy.url
         yield deployment
 
 

@@ -129,8 +129,9 @@ def _jobs(conn: Connection, num_jobs: int, num_tenants: int, model: str, digest:
     )
     conn.execute(
         sa.text(f"""
-        INSERT INTO attempts (job_id, attempt, workload, outcome, exit_code, from_step, last_step, started_at, ended_at)
-        SELECT id, 1, id || '-a1', CASE state WHEN 'succeeded' THEN 'succeeded' ELSE 'diverged' END, 0, 0, 500, started_at, finished_at
+        INSERT INTO attempts (job_id, attempt, workload, outcome, exit_code, from_step, last_step, started_at, ended_at, completed_at)
+        SELECT id, 1, id || '-a1', CASE state WHEN 'succeeded' THEN 'succeeded' ELSE 'diverged' END, 0, 0, 500, started_at, finished_at,
+            finished_at
         FROM jobs WHERE {STORED}""")
     )
     conn.execute(

@@ -6,7 +6,7 @@
 PostgreSQL (durable, as it ships), all processes and the callers share this machine. Requests begin at fixed moments, whether or not earlier
 ones were answered, and are timed from the moment at which they should have begun: a server that stalls is charged for all who waited.
 
-1. With `--jobs` stored: each rate in turn, until both goals are missed.
+1. With `--jobs` stored: each rate in turn, until the processes no longer keep up.
 2. With several replicas: at the first rate, each is restarted in turn, announced to the proxy first, then not; failed requests are counted.
    Then one key sends requests faster than its limit allows.
 3. With each number of jobs of `--curve` stored: the first rate, for the growth of CPU and times.
@@ -46,6 +46,8 @@ PERCENTILES = (50, 95, 99)
 PLANNED_TENANTS, PLANNED_JOBS = 500, 100_000
 SETTLED_CORES, SETTLE_S = 0.15, 120.0
 """Measurement begins when workers, schedulers and PostgreSQL together use less, or after this time: the history is new to them."""
+SATURATED = 0.8
+"""Higher rates are not tried when fewer than this share of the requests are answered while they are sent: the rest waits."""
 LIMITED, LIMIT = 0, 120
 """Number of the tenant whose limit is tested, and the limit in requests a minute."""
 
@@ -71,7 +73,7 @@ def measured(args: argparse.Namespace, num_jobs: int, *, rates: Sequence[float],
                 result["rates"] = []
                 for seed, rate in enumerate(rates, start=2):
                     result["rates"].append(at_rate(deployment, history, args.seconds, rate, seed))
-                    if len(first_missed(result["rates"])) == len(GOALS_MS):
+                    if result["rates"][-1]["answered_per_s"] < SATURATED * rate:
                         break
                 result["first_missed_per_s"] = first_missed(result["rates"])
                 if whole and args.replicas > 1:
