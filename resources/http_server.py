@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -20,8 +22,9 @@ MAX_HEAD_BYTES = 32 * 1024
 """Limit for request line and headers together, and for the trailers of a chunked body: nginx's default (four buffers of 8 KiB)."""
 HEAD_TIMEOUT_S = 10.0
 """From the first byte to the end of the headers; for the first request, from the start of the connection."""
-KEEP_ALIVE_S = 5
-"""Idle connections are closed after this; uvicorn's default."""
+KEEP_ALIVE_S = 75
+"""Idle connections are closed after this, and by proxies earlier: ingress-nginx and AWS's load balancer keep them for 60 s. A request
+that a proxy sends while the server closes the connection is lost, and a proxy does not repeat a POST."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -103,9 +106,21 @@ def config(app: ASGIApp, **options: Any) -> uvicorn.Config:
     return uvicorn.Config(app, **{"http": BoundedHttp, "timeout_keep_alive": KEEP_ALIVE_S, "access_log": False, **options})
 
 
-def run(app: ASGIApp, **options: Any) -> None:
+class Server(uvicorn.Server):
+    """Calls `on_stop` before it waits for requests in progress: responses that never end by themselves can then end."""
+
+    def __init__(self, config: uvicorn.Config, *, on_stop: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
+
+
+def run(app: ASGIApp, *, on_stop: Callable[[], None] = lambda: None, **options: Any) -> None:
     """Serve `app` until SIGTERM or SIGINT."""
-    server = uvicorn.Server(config(app, **options))
+    server = Server(config(app, **options), on_stop=on_stop)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
         server.run()
     if not server.started:

@@ -29,9 +29,9 @@ import httpx
 import sqlalchemy as sa
 import yaml
 
+from benchmarks.api.deployment import platform as serving
 from benchmarks.api.heartbeats import used
 from benchmarks.api.history import store
-from benchmarks.api.load import platform as serving
 from benchmarks.serving.place import BASE_NAME
 from control_plane.composition import open_platform
 from control_plane.console import static_files
@@ -205,8 +205,9 @@ def main() -> None:
     entry = {"id": "tiny-base", "path": str(home / "tiny-base"), "license": "Apache-2.0"}
     catalogue.write_text(yaml.safe_dump({"models": [entry]}))
     try:
-        with serving(home, FT_BASE_MODELS=str(catalogue)) as (url, api):
-            world = filled(url, home, num_jobs, events)
+        with serving(home, FT_BASE_MODELS=str(catalogue)) as deployment:
+            api = deployment.url
+            world = filled(deployment.database_url, home, num_jobs, events)
             pages = times(api, home / "data", world.key, {name: path(world) for name, path in PAGES.items()}, rounds)
             operator = operators.create(as_operator(world.platform), "benchmark").secret
             pages |= times(api, home / "data", operator, OPERATOR_PAGES, rounds)

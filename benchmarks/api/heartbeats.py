@@ -21,7 +21,8 @@ import psutil
 import sqlalchemy as sa
 
 from agent.api_client import PREFIX
-from benchmarks.api.load import platform as serving
+from benchmarks.api.deployment import platform as serving
+from benchmarks.api.deployment import postgresql_cpu_s
 from benchmarks.idle import cpu_s
 from control_plane.attempts import agents, service
 from control_plane.attempts.tables import attempts as attempts_table
@@ -77,9 +78,7 @@ def used(url: str, database: Path) -> dict[str, float]:
     """CPU seconds of the API that listens at `url` and of the server in `database`, with its children."""
     port = int(url.rpartition(":")[2])
     (api,) = {c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port and c.pid}
-    postmaster = psutil.Process(int((database / "postmaster.pid").read_text().split()[0]))
-    backends = [process.pid for process in (postmaster, *postmaster.children())]
-    return {"api_ms": cpu_s(api), "postgres_ms": sum(map(cpu_s, backends))}
+    return {"api_ms": cpu_s(api), "postgres_ms": postgresql_cpu_s(database)}
 
 
 def main() -> None:
@@ -91,8 +90,14 @@ def main() -> None:
     home = Path(tempfile.mkdtemp(prefix="ft-beats-"))
     home.chmod(0o755)
     try:
-        with serving(home) as (database_url, url):
-            env = {"FT_HOME": str(home / "home"), "FT_DATABASE_URL": database_url, "FT_INFERENCE_URLS": "", "FT_MLFLOW_URI": "off"}
+        with serving(home) as deployment:
+            url = deployment.url
+            env = {
+                "FT_HOME": str(home / "home"),
+                "FT_DATABASE_URL": deployment.database_url,
+                "FT_INFERENCE_URLS": "",
+                "FT_MLFLOW_URI": "off",
+            }
             tokens = running(open_platform(load(env)), home)
             cost(url, home / "data", tokens, 100, with_step=False)  # the first imports
             kinds = {"without news": False, "with a step": True}

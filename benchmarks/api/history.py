@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -62,6 +63,7 @@ def store(engine: Engine, *, num_tenants: int, num_jobs: int, events_per_job: in
     for first in range(0, events_per_job, per_pass):
         with engine.begin() as conn:
             conn.exec_driver_sql("SET LOCAL statement_timeout = 0; SET LOCAL synchronous_commit = off")
+            conn.exec_driver_sql("SET LOCAL session_replication_role = replica")  # without a look-up of each event's job
             _events(conn, num_jobs, first, min(first + per_pass, events_per_job))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         conn.exec_driver_sql("SET statement_timeout = 0")
@@ -71,32 +73,37 @@ def store(engine: Engine, *, num_tenants: int, num_jobs: int, events_per_job: in
 
 
 def _tenants(conn: Connection, num: int) -> None:
+    now = {"created_at": datetime.now(UTC)}
     limits = {"max_jobs_in_flight": 10**6, "hard_gpu_hours": 1e9, "soft_gpu_hours": 1e9, "requests_per_minute": 10**6}
-    rows = [{"id": f"t-{i:04d}", "name": f"Tenant {i}", "tier": "premium", "created_at": sa.func.now(), **limits} for i in range(num)]
-    for row in rows:
-        conn.execute(insert(tenants).values(row).on_conflict_do_nothing())
-    for i in range(num):
-        key = {"id": f"key_{i:024d}", "tenant_id": f"t-{i:04d}", "name": "benchmark", "hint": "ft-sk-...", "scopes": ["admin"]}
-        conn.execute(sa.insert(api_keys).values(**key, sha256=hashlib.sha256(secret(i).encode()).hexdigest(), created_at=sa.func.now()))
+    rows = [{"id": f"t-{i:04d}", "name": f"Tenant {i}", "tier": "premium", **now, **limits} for i in range(num)]
+    conn.execute(insert(tenants).on_conflict_do_nothing(), rows)
+    common = {"name": "benchmark", "hint": "ft-sk-...", "scopes": ["admin"], **now}
+    keys = [
+        {"id": f"key_{i:024d}", "tenant_id": f"t-{i:04d}", "sha256": hashlib.sha256(secret(i).encode()).hexdigest(), **common}
+        for i in range(num)
+    ]
+    conn.execute(sa.insert(api_keys), keys)
 
 
 def _files(conn: Connection, num_tenants: int) -> None:
-    for i in range(num_tenants):
-        tenant, dataset = f"t-{i:04d}", f"ds_{i:024d}"
-        conn.execute(
-            sa.insert(datasets).values(
-                tenant_id=tenant, id=dataset, name="history", version=1, format="chat", content_sha256="0" * 64, row_count=10_000,
-                uri="file:///nowhere", report={"valid": True}, created_at=sa.func.now(),
-            )
-        )  # fmt: skip
-        for n in range(NUM_FILES):
-            conn.execute(
-                sa.insert(files).values(
-                    id=file_id(i, n), tenant_id=tenant, filename=f"support-{n}.jsonl", purpose="fine-tune", bytes=10**7, sha256="0" * 64,
-                    object_key=f"tenants/{tenant}/files/{n}", status="processed", dataset_id=dataset, report={"valid": True},
-                    created_at=sa.func.now(),
-                )
-            )  # fmt: skip
+    common = {"report": {"valid": True}, "created_at": datetime.now(UTC)}
+    made = [
+        {
+            "tenant_id": f"t-{i:04d}", "id": f"ds_{i:024d}", "name": "history", "version": 1, "format": "chat", "content_sha256": "0" * 64,
+            "row_count": 10_000, "uri": "file:///nowhere", **common,
+        }
+        for i in range(num_tenants)
+    ]  # fmt: skip
+    conn.execute(sa.insert(datasets), made)
+    rows = [
+        {
+            "id": file_id(i, n), "tenant_id": f"t-{i:04d}", "filename": f"support-{n}.jsonl", "purpose": "fine-tune", "bytes": 10**7,
+            "sha256": "0" * 64, "object_key": f"tenants/t-{i:04d}/files/{n}", "status": "processed", "dataset_id": f"ds_{i:024d}", **common,
+        }
+        for i in range(num_tenants)
+        for n in range(NUM_FILES)
+    ]  # fmt: skip
+    conn.execute(sa.insert(files), rows)
 
 
 def file_id(tenant: int, number: int) -> str:
@@ -122,8 +129,9 @@ def _jobs(conn: Connection, num_jobs: int, num_tenants: int, model: str, digest:
     )
     conn.execute(
         sa.text(f"""
-        INSERT INTO attempts (job_id, attempt, workload, outcome, exit_code, from_step, last_step, started_at, ended_at)
-        SELECT id, 1, id || '-a1', CASE state WHEN 'succeeded' THEN 'succeeded' ELSE 'diverged' END, 0, 0, 500, started_at, finished_at
+        INSERT INTO attempts (job_id, attempt, workload, outcome, exit_code, from_step, last_step, started_at, ended_at, completed_at)
+        SELECT id, 1, id || '-a1', CASE state WHEN 'succeeded' THEN 'succeeded' ELSE 'diverged' END, 0, 0, 500, started_at, finished_at,
+            finished_at
         FROM jobs WHERE {STORED}""")
     )
     conn.execute(

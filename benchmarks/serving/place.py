@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -56,6 +57,11 @@ class Process:
     env: dict[str, str] = field(default_factory=dict)
     _running: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        assert self._running is not None, f"{self.command} was not started"
+        return self._running.pid
+
     def start(self) -> None:
         self._running = subprocess.Popen(self.command, cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1", **self.env})
 
@@ -63,18 +69,17 @@ class Process:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             assert self._running is not None and self._running.poll() is None, f"{self.command} ended"
-            try:
-                if httpx.get(f"{self.url}{self.probe}", headers=HEADERS, timeout=2, trust_env=False).is_success:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}{self.probe}", headers=HEADERS, timeout=5, trust_env=False).is_success:
                     return
-            except httpx.HTTPError:
-                time.sleep(0.05)
+            time.sleep(0.05)
         raise TimeoutError(f"nothing at {self.url} in {timeout_s} s")
 
     def stop(self, how: int = signal.SIGTERM) -> None:
         if self._running is not None and self._running.poll() is None:
             self._running.send_signal(how)
             try:
-                self._running.wait(timeout=20)
+                self._running.wait(timeout=30)
             except subprocess.TimeoutExpired:
                 self._running.kill()
                 self._running.wait()

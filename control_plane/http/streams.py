@@ -58,6 +58,7 @@ class OpenStreams:
     def __init__(self, *, max_of_key: int = MAX_OF_KEY, max_of_tenant: int = MAX_OF_TENANT, look_at_key_s: float = LOOK_AT_KEY_S) -> None:
         self._max_of_key, self._max_of_tenant, self.look_at_key_s = max_of_key, max_of_tenant, look_at_key_s
         self._open: Counter[str] = Counter()
+        self.ending = False
         self._shared: dict[Hashable, _SharedLook] = {}
 
     async def look(self, key: Hashable, look: Callable[[], News]) -> News:
@@ -80,6 +81,10 @@ class OpenStreams:
 
     def __len__(self) -> int:
         return sum(self._open.values()) // 2
+
+    def end(self) -> None:
+        """Cut all streams within ``POLL_S``, because this process ends: their clients reconnect to another one."""
+        self.ending = True
 
     @contextmanager
     def one_of(self, follower: Follower) -> Iterator[None]:
@@ -105,12 +110,12 @@ class _SharedLook:
     news: News | None = None
 
 
-class _KeyEnded(Exception):
-    """The stream's key no longer works."""
+class _Cut(Exception):
+    """The stream's key no longer works, or the process ends."""
 
 
 class Stream(StreamingResponse):
-    """A streaming response that is counted while open, and cut off when its key stops working; reconnecting shows the reason."""
+    """A streaming response that is counted while open, and cut when its key stops working or the process ends; reconnecting shows why."""
 
     def __init__(self, content: AsyncIterator[str | bytes], follower: Follower, *, media_type: str) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -121,7 +126,7 @@ class Stream(StreamingResponse):
         with self._follower.streams.one_of(self._follower):
             try:
                 await super().__call__(scope, receive, send)
-            except _KeyEnded:
+            except _Cut:
                 return  # cut without an end, so that clients do not take it for the whole
 
 
@@ -184,11 +189,13 @@ async def _while_open(content: AsyncIterator[str | bytes], follower: Follower) -
     async for piece in content:
         if piece:
             yield piece
+        if follower.streams.ending:
+            raise _Cut
         if time.monotonic() - looked_at >= follower.streams.look_at_key_s:
             try:
                 await _in_thread(follower.look_again)
             except FtError as error:
-                raise _KeyEnded from error
+                raise _Cut from error
             looked_at = time.monotonic()
 
 

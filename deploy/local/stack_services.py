@@ -319,7 +319,7 @@ def _api(settings: Settings) -> Service:
     return Service(
         name=API, argv=(sys.executable, "-m", "control_plane.api"), probe=http_ok(f"{url}/healthz"),
         liveness=http_ok(f"{url}/livez"), after=(MIGRATE,), env=lambda: database_env(settings),
-        url=lambda: url, host=settings.api_host, port=settings.api_port, port_variable="FT_API_PORT", last=True,
+        url=lambda: url, host=settings.api_host, port=settings.api_port, port_variable="FT_API_PORT", last=True, grace_s=25.0,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -17,10 +18,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
+from resources import http_server
 from resources.http_server import HEAD_TIMEOUT_S, KEEP_ALIVE_S, MAX_HEAD_BYTES
 
 MIB = 1 << 20
@@ -200,12 +202,35 @@ def test_trailers_without_end_are_cut_off(echo: str, endless: bytes) -> None:
         received(sock)
 
 
-def test_an_idle_connection_is_closed(echo: str) -> None:
-    with closing(connect(echo)) as idle:
-        idle.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        began = time.monotonic()
-        assert b"200 OK" in idle.recv(65536)
-        assert idle.recv(65536) == b"" and time.monotonic() - began < KEEP_ALIVE_S + 5
+def test_an_idle_connection_stays_open_longer_than_proxies_keep_it() -> None:
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None: ...
+
+    assert http_server.config(app).timeout_keep_alive == KEEP_ALIVE_S > 60
+
+
+def test_a_request_in_progress_is_answered_after_the_end_of_the_server_was_announced() -> None:
+    """Its answer waits for the announcement, as that of a stream does."""
+    began, stopping = threading.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            began.set()
+            await stopping.wait()
+            await PlainTextResponse("answered")(scope, receive, send)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = http_server.Server(
+        http_server.config(app, log_level="error", timeout_graceful_shutdown=20, lifespan="off"), on_stop=stopping.set
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    with closing(connect(f"http://127.0.0.1:{listener.getsockname()[1]}")) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert began.wait(20)
+        server.should_exit = True
+        answer = received(sock)
+    thread.join(20)
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"answered") and not thread.is_alive()
 
 
 def test_a_head_that_is_refused_during_an_answer_puts_nothing_into_that_answer(echo: str) -> None:

@@ -48,6 +48,21 @@ def streaming(url: str, secret: str, path: str) -> Any:
 
 
 @pytest.mark.parametrize("path", ["events?stream=true", "logs?follow=true"])
+def test_streams_are_cut_when_the_process_ends(
+    few: tuple[str, OpenStreams], platform: Platform, tenant: Tenant, job: str, path: str
+) -> None:
+    key = new_key(platform, tenant)
+    with streaming(few[0], key.secret, f"{job}/{path}") as answer:
+        assert answer.status_code == 200
+        few[1].end()
+        try:
+            with pytest.raises(httpx.RemoteProtocolError):
+                answer.read()
+        finally:
+            few[1].ending = False
+
+
+@pytest.mark.parametrize("path", ["events?stream=true", "logs?follow=true"])
 def test_a_stream_is_cut_when_its_key_is_revoked(
     few: tuple[str, OpenStreams], platform: Platform, tenant: Tenant, job: str, path: str
 ) -> None:

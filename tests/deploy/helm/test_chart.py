@@ -15,6 +15,7 @@ import pytest
 import yaml
 from dagster._core.instance.ref import InstanceRef
 
+from control_plane.api.main import GRACEFUL_SHUTDOWN_S
 from control_plane.capacity import configured_pools
 from control_plane.platform.settings import Settings, load, variable
 from ft_assets.adapters.cluster import ClusterSettings
@@ -216,6 +217,12 @@ def test_services_select_the_pods_of_one_component() -> None:
     assert len(services) == 3
     for service in services:
         assert sum(service["spec"]["selector"].items() <= labels.items() for labels in templates) == 1
+
+
+def test_a_replica_of_the_api_has_time_to_answer_what_it_began() -> None:
+    (pod,) = [d["spec"]["template"]["spec"] for name, d in of_kind(MINIMAL, "Deployment").items() if name.endswith("-api")]
+    before_sigterm_s = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert before_sigterm_s + GRACEFUL_SHUTDOWN_S < pod["terminationGracePeriodSeconds"]
 
 
 def test_prometheus_scrapes_the_api_under_the_name_that_alerts_select() -> None:
