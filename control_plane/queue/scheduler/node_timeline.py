@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import merge
 from itertools import accumulate, islice
@@ -135,33 +135,22 @@ class NodeTimeline:
 
 
 class ByFree:
-    """Nodes without a reservation, indexed by fabric and free GPUs, so that the fullest node that fits is found at once."""
+    """Nodes without a reservation by free GPUs, so that the fullest node that fits is found at once."""
 
-    __slots__ = ("_lists",)
+    __slots__ = ("_indices",)
 
     def __init__(self, nodes: Iterable[NodeTimeline]) -> None:
-        self._lists: dict[str, dict[int, list[int]]] = {}
+        self._indices: dict[int, list[int]] = {}
         for node in nodes:
             self.add(node)
 
     def add(self, node: NodeTimeline) -> None:
-        insort(self._lists.setdefault(node.fabric, {}).setdefault(node.free, []), node.index)
+        insort(self._indices.setdefault(node.free, []), node.index)
 
     def remove(self, node: NodeTimeline) -> None:
-        lists = self._lists[node.fabric]
-        lists[node.free].remove(node.index)
-        if not lists[node.free]:
-            del lists[node.free]
+        self._indices[node.free].remove(node.index)
 
     def fullest(self, num_gpus: int) -> tuple[int, int] | None:
         """Return free GPUs and index of the fullest node with at least `num_gpus` free, lowest index first."""
-        best: tuple[int, int] | None = None
-        for lists in self._lists.values():
-            for free, indices in lists.items():
-                if free >= num_gpus and (best is None or (free, indices[0]) < best):
-                    best = (free, indices[0])
-        return best
-
-    def with_at_least(self, num_gpus: int) -> Sequence[int]:
-        """Return the indices of the nodes with `num_gpus` free."""
-        return [i for lists in self._lists.values() for free, indices in lists.items() if free >= num_gpus for i in indices]
+        free = min((free for free, indices in self._indices.items() if free >= num_gpus and indices), default=None)
+        return None if free is None else (free, self._indices[free][0])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 
 from control_plane.capacity.pools import RESERVED_FOR
+from control_plane.queue.scheduler.kinds import Group, Kind
 from control_plane.queue.scheduler.model import TIER_ORDER, Running, Snapshot, Waiting
 from control_plane.queue.scheduler.node_timeline import NodeTimeline
 from control_plane.queue.scheduler.placement import PoolTimeline
@@ -73,31 +74,21 @@ def factors(snapshot: Snapshot, *, rules: Rules = DEFAULT) -> dict[str, float]:
     return {t: min(max(1.0, over), rules.fair_at_most) for t, over in part.items()}
 
 
-Able = Callable[[Waiting | Running], Sequence[str]]
-"""Names of the pools that could ever hold a job."""
-Group = tuple[str, frozenset[str]]
-"""Jobs that compete for the same GPUs: a tier, and the pools that could ever hold them."""
-
-
-def group(job: Waiting | Running, able: Able) -> Group:
-    return job.tier, frozenset(able(job))
-
-
 def due_times(
     waiting: Sequence[Waiting],
+    kinds: Mapping[str, Kind],
     timelines: Mapping[str, PoolTimeline],
-    able: Able,
     *,
     now: float,
     rules: Rules = DEFAULT,
 ) -> dict[str, float]:
     """Return when each waiting job is due. The time is stored with the job and only ever moves later.
 
-    `waiting` excludes jobs of tenants that are capped or suspended: nobody waits for what those would take.
+    `waiting` excludes jobs of tenants that are capped or suspended: nobody waits for what those would take. `kinds`: by job.
 
     1. The maximum wait follows the load: how long a job that joins now would wait if jobs were served first come, first served. Running
        jobs end as expected, and queued jobs of its tier and above go first, each once enough GPUs are free. It is measured whenever jobs
-       join, as the longest of their waits, and applies to every waiting job of its :data:`Group`: a job that joined in a quiet hour does
+       join, as the longest of their waits, and applies to every waiting job of its :data:`.Group`: a job that joined in a quiet hour does
        not become due in the middle of a burst for that reason, and a full pool does not affect jobs that wait for an idle one.
     2. It is never shorter than the start that the tier promises.
     3. A job is due once it has waited that long, over all of its stays in the queue.
@@ -105,28 +96,27 @@ def due_times(
        was measured. A new job gets that of the present load alone, so that the long waits of a burst leave with the jobs that saw it, even
        if the queue never empties.
     """
-    groups = {w.job_id: group(w, able) for w in waiting}
-    fresh = _fresh(waiting, timelines, able, groups, now=now, rules=rules)
-    reported = max_queue_waits([w for w in waiting if w.due_at is not None], {}, able)
-
-    def due_at(job: Waiting) -> float:
-        mine = groups[job.job_id]
-        wait = (job.due_at or job.queued_at) - job.queued_at
+    fresh = _fresh(waiting, kinds, timelines, now=now, rules=rules)
+    reported = max_queue_waits([w for w in waiting if w.due_at is not None], kinds, {})
+    due: dict[str, float] = {}
+    for w in waiting:
+        mine = kinds[w.job_id].group
+        wait = (w.due_at or w.queued_at) - w.queued_at
         wait = max(wait, fresh.get(mine, wait))
-        return job.queued_at + (max(wait, reported.get(mine, wait)) if _came_back(job) else wait)
+        due[w.job_id] = w.queued_at + (max(wait, reported.get(mine, wait)) if _came_back(w) else wait)
+    return due
 
-    return {w.job_id: due_at(w) for w in waiting}
 
-
-def max_queue_waits(waiting: Sequence[Waiting], due: Mapping[str, float], able: Able) -> dict[Group, float]:
+def max_queue_waits(waiting: Sequence[Waiting], kinds: Mapping[str, Kind], due: Mapping[str, float]) -> dict[Group, float]:
     """Return the longest maximum wait of the waiting jobs of each group; jobs not in `due` keep the stored value."""
     found: dict[Group, float] = {}
     for w in waiting:
         due_at = due.get(w.job_id, w.due_at)
         if due_at is not None:
-            mine = group(w, able)
+            mine = kinds[w.job_id].group
             wait = due_at - w.queued_at
-            found[mine] = max(wait, found.get(mine, wait))
+            if wait > found.get(mine, -math.inf):
+                found[mine] = wait
     return found
 
 
@@ -136,23 +126,20 @@ def _came_back(job: Waiting) -> bool:
 
 
 def _fresh(
-    waiting: Sequence[Waiting], timelines: Mapping[str, PoolTimeline], able: Able, groups: Mapping[str, Group], *, now: float, rules: Rules
+    waiting: Sequence[Waiting], kinds: Mapping[str, Kind], timelines: Mapping[str, PoolTimeline], *, now: float, rules: Rules
 ) -> dict[Group, float]:
     """Return, for groups that jobs join now, the longest wait any of those jobs would have first come, first served."""
     news = [w for w in waiting if w.due_at is None]
     if not news:
         return {}
     turns = sorted(waiting, key=lambda w: (TIER_ORDER[w.tier], w.joined_at(), w.job_id))
-    starts = forecast(((w, able(w)) for w in turns), timelines, {}, now, in_turn=True)
+    starts = forecast(((w, kinds[w.job_id].pools) for w in turns), timelines, {}, now, in_turn=True)
     found: dict[Group, float] = {}
     for w in news:
+        mine = kinds[w.job_id].group
         wait = max(rules.due_floor_s[w.tier], rules.due_stretch * (starts.get(w.job_id, now) - now))
-        found[groups[w.job_id]] = max(wait, found.get(groups[w.job_id], wait))
+        found[mine] = max(wait, found.get(mine, wait))
     return found
-
-
-Slots = list[tuple[float, int]]
-"""A heap of (time, GPUs that become free at that time)."""
 
 
 def forecast(
@@ -172,64 +159,71 @@ def forecast(
 
     Ignores nodes: a gang that needs whole nodes may start later, a short job that fits in between sooner.
     """
-    every = {name: _slots(pool.nodes, now) for name, pool in timelines.items()}
-    shared = {name: _slots([pool.shared], now) for name, pool in timelines.items()}
+    every = {name: (_Releases(pool.nodes, now),) for name, pool in timelines.items()}
+    shared = {name: (*every[name], _Releases([pool.shared], now)) for name, pool in timelines.items()}
+    if not promised:  # where no GPUs are kept for premium jobs, the unreserved ones are free at least as soon as all
+        shared = {name: both if both[1].num_gpus < both[0].num_gpus else every[name] for name, both in shared.items()}
     last = dict.fromkeys(timelines, now)
     starts: dict[str, float] = {}
     for job, pools in jobs:
+        num_gpus, limits = job.num_gpus, every if job.tier == RESERVED_FOR else shared
         kept = promised.get(job.job_id)
-        best: tuple[float, str] | None = None
-        for name in (kept[0],) if kept else pools:
-            heaps = [every[name]] if job.tier == RESERVED_FOR else [every[name], shared[name]]
-            moments = [_first(heap, job.num_gpus) for heap in heaps]
-            if None in moments:
-                continue
-            start = max(last[name] if in_turn else now, *(m for m in moments if m is not None))
-            if best is None or start < best[0]:
-                best = (start, name)
-        if best is None:
+        able = [name for name in ((kept[0],) if kept else pools) if all(of.num_gpus >= num_gpus for of in limits[name])]
+        if not able:
             continue
-        start, name = best
+        name = able[0]
+        if len(able) > 1:
+            name = min(able, key=lambda name: max(last[name] if in_turn else now, *(of.first(num_gpus) for of in limits[name])))
+        start = last[name] if in_turn else now
+        for of in limits[name]:
+            start = max(start, of.take(num_gpus))
         if kept:
             start = max(now, kept[1])
         starts[job.job_id] = last[name] = start
-        _take(every[name], job.num_gpus, start + job.expected_s)
-        if job.tier != RESERVED_FOR:
-            _take(shared[name], job.num_gpus, start + job.expected_s)
+        for of in limits[name]:
+            of.add(start + job.expected_s, num_gpus)
     return starts
 
 
-def _slots(nodes: Iterable[NodeTimeline], now: float) -> Slots:
-    slots: defaultdict[float, int] = defaultdict(int)
-    for node in nodes:
-        slots[now] += max(0, node.free)
-        for end, n, _ in node.ends:
-            slots[end] += n
-    return sorted(slots.items())
+class _Releases:
+    """When the GPUs of `nodes` become free, soonest first: a heap of times, each with a number of GPUs. What :meth:`take` leaves of the
+    soonest is held apart from the heap."""
 
+    __slots__ = ("_heap", "_num", "_time", "num_gpus")
 
-def _first(slots: Slots, num_gpus: int) -> float | None:
-    """Return when `num_gpus` are free."""
-    popped: Slots = []
-    found = None
-    while slots and found is None:
-        time, n = heapq.heappop(slots)
-        popped.append((time, n))
-        num_gpus -= n
-        if num_gpus <= 0:
-            found = time
-    for slot in popped:
-        heapq.heappush(slots, slot)
-    return found
+    def __init__(self, nodes: Iterable[NodeTimeline], now: float) -> None:
+        slots: defaultdict[float, int] = defaultdict(int)
+        for node in nodes:
+            slots[now] += max(0, node.free)
+            for end, n, _ in node.ends:
+                slots[end] += n
+        self._heap = sorted(slots.items())
+        self._time, self._num = -math.inf, 0
+        self.num_gpus = sum(slots.values())
 
+    def first(self, num_gpus: int) -> float:
+        """Return when `num_gpus` are free, of which there must be as many."""
+        left, time = num_gpus - self._num, self._time
+        popped: list[tuple[float, int]] = []
+        while left > 0:
+            popped.append(heappop(self._heap))
+            time, n = popped[-1]
+            left -= n
+        for slot in popped:
+            heappush(self._heap, slot)
+        return time
 
-def _take(slots: Slots, num_gpus: int, until: float) -> None:
-    """Take the `num_gpus` that become free first, until `until`."""
-    left = num_gpus
-    while left > 0 and slots:
-        time, n = heapq.heappop(slots)
-        if n > left:
-            heapq.heappush(slots, (time, n - left))
-            n = left
-        left -= n
-    heapq.heappush(slots, (until, num_gpus - left))
+    def take(self, num_gpus: int) -> float:
+        """Take the `num_gpus` that become free first, of which there must be as many; returns when the last of them does."""
+        while self._num < num_gpus:
+            num_gpus -= self._num
+            self._time, self._num = heappop(self._heap)
+        self._num -= num_gpus
+        return self._time
+
+    def add(self, time: float, num_gpus: int) -> None:
+        if time < self._time:
+            heappush(self._heap, (self._time, self._num))
+            self._time, self._num = time, num_gpus
+        else:
+            heappush(self._heap, (time, num_gpus))
