@@ -163,25 +163,27 @@ def forecast(
     shared = {name: (*every[name], _Releases([pool.shared], now)) for name, pool in timelines.items()}
     if not promised:  # where no GPUs are kept for premium jobs, the unreserved ones are free at least as soon as all
         shared = {name: both if both[1].num_gpus < both[0].num_gpus else every[name] for name, both in shared.items()}
+    limits: dict[bool, Mapping[str, Sequence[_Releases]]] = {True: every, False: shared}
+    most = {premium: {name: min(r.num_gpus for r in of[name]) for name in timelines} for premium, of in limits.items()}
     last = dict.fromkeys(timelines, now)
     starts: dict[str, float] = {}
     for job, pools in jobs:
-        num_gpus, limits = job.num_gpus, every if job.tier == RESERVED_FOR else shared
+        num_gpus, premium = job.num_gpus, job.tier == RESERVED_FOR
         kept = promised.get(job.job_id)
-        able = [name for name in ((kept[0],) if kept else pools) if all(of.num_gpus >= num_gpus for of in limits[name])]
+        able = [name for name in ((kept[0],) if kept else pools) if num_gpus <= most[premium][name]]
         if not able:
             continue
-        name = able[0]
+        name, of = able[0], limits[premium]
         if len(able) > 1:
-            name = min(able, key=lambda name: max(last[name] if in_turn else now, *(of.first(num_gpus) for of in limits[name])))
+            name = min(able, key=lambda name: max(last[name] if in_turn else now, *(r.first(num_gpus) for r in of[name])))
         start = last[name] if in_turn else now
-        for of in limits[name]:
-            start = max(start, of.take(num_gpus))
+        for releases in of[name]:
+            start = max(start, releases.take(num_gpus))
         if kept:
             start = max(now, kept[1])
         starts[job.job_id] = last[name] = start
-        for of in limits[name]:
-            of.add(start + job.expected_s, num_gpus)
+        for releases in of[name]:
+            releases.add(start + job.expected_s, num_gpus)
     return starts
 
 

@@ -380,7 +380,6 @@ class _Round:
             evaluation=job.evaluation,
         )
 
-
     def _why(self, job: Waiting, kind: Kind, promise: Reservation | None, stopping: int) -> tuple[Reason, str]:
         """Return the result of :func:`why`, which is the same for all jobs of a kind without a reservation."""
         key = (kind, promise.pool, stopping) if promise else (kind, None, 0)
