@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
+from operator import itemgetter
 
 from control_plane.capacity.pools import RESERVED_FOR
 from control_plane.queue.scheduler.kinds import Group, Kind
@@ -34,20 +35,32 @@ def order(
     6. Earlier queued first.
     7. Job id, so that ties always sort alike.
     """
-    factor, due_at = fair or {}, due or {}
+    return [job for _, job in ranked(waiting, now=now, rules=rules, fair=fair or {}, due=due or {})]
 
-    def key(job: Waiting) -> tuple[int, int, float, float, str]:
+
+OVERDUE = 1
+"""Second number of the rank of a job that is overdue."""
+Rank = tuple[int, int, float, float, str]
+"""What :func:`order` sorts by: tier, kind within the tier, work or time overdue, time queued, job id."""
+
+
+def ranked(
+    waiting: Sequence[Waiting], *, now: float, rules: Rules, fair: Mapping[str, float], due: Mapping[str, float]
+) -> list[tuple[Rank, Waiting]]:
+    """Return jobs as :func:`order` does, with their ranks."""
+
+    def rank(job: Waiting) -> Rank:
         tier = TIER_ORDER[job.tier]
         if job.evaluation is not None:
             return tier, 2 if job.evaluation.free else 0, 0.0, job.queued_at, job.job_id
         waited = job.waited(now)
-        late = overdue(job, waited, due_at.get(job.job_id, job.due_at))
+        late = overdue(job, waited, due.get(job.job_id, job.due_at))
         if late >= 0.0:
-            return tier, 1, -late, job.queued_at, job.job_id
-        work = job.expected_s * float(job.num_gpus) ** rules.size_exponent * factor.get(job.tenant, 1.0)
+            return tier, OVERDUE, -late, job.queued_at, job.job_id
+        work = job.expected_s * float(job.num_gpus) ** rules.size_exponent * fair.get(job.tenant, 1.0)
         return tier, 3, work / (1.0 + waited / rules.age_scale_s), job.queued_at, job.job_id
 
-    return sorted(waiting, key=key)
+    return sorted(((rank(job), job) for job in waiting), key=itemgetter(0))
 
 
 def overdue(job: Waiting, waited: float, due_at: float | None) -> float:
@@ -155,30 +168,34 @@ def forecast(
     1. A job with a reservation starts when and where it is reserved.
     2. Other jobs, in queue order, take the GPUs of their pools that become free first, for their expected duration.
     3. With `in_turn`, no job starts in a pool before the jobs ahead of it.
-    4. Tiers below premium also wait until enough of the unreserved GPUs are free.
+    4. Tiers below premium also wait until enough of the unreserved GPUs are free. `jobs` has premium jobs first.
 
     Ignores nodes: a gang that needs whole nodes may start later, a short job that fits in between sooner.
     """
-    every = {name: (_Releases(pool.nodes, now),) for name, pool in timelines.items()}
-    shared = {name: (*every[name], _Releases([pool.shared], now)) for name, pool in timelines.items()}
-    if not promised:  # where no GPUs are kept for premium jobs, the unreserved ones are free at least as soon as all
-        shared = {name: both if both[1].num_gpus < both[0].num_gpus else every[name] for name, both in shared.items()}
-    limits: dict[bool, Mapping[str, Sequence[_Releases]]] = {True: every, False: shared}
-    most = {premium: {name: min(r.num_gpus for r in of[name]) for name in timelines} for premium, of in limits.items()}
+    every = {name: _Releases(pool.nodes, now) for name, pool in timelines.items()}
+    unreserved = {name: _Releases([pool.shared], now) for name, pool in timelines.items()}
+    premium = {name: (releases,) for name, releases in every.items()}
+    lower: dict[str, tuple[_Releases, ...]] = {}
+    most = {name: min(releases.num_gpus, unreserved[name].num_gpus) for name, releases in every.items()}
     last = dict.fromkeys(timelines, now)
     starts: dict[str, float] = {}
     for job, pools in jobs:
-        num_gpus, premium = job.num_gpus, job.tier == RESERVED_FOR
+        num_gpus, of = job.num_gpus, premium
+        if job.tier != RESERVED_FOR:
+            if not lower:  # unreserved GPUs count only where they are free later than all
+                lower = {n: (all_,) if unreserved[n].no_later_than(all_) else (all_, unreserved[n]) for n, all_ in every.items()}
+            of = lower
         kept = promised.get(job.job_id)
-        able = [name for name in ((kept[0],) if kept else pools) if num_gpus <= most[premium][name]]
+        able = [name for name in ((kept[0],) if kept else pools) if num_gpus <= (every[name].num_gpus if of is premium else most[name])]
         if not able:
             continue
-        name, of = able[0], limits[premium]
+        name = able[0]
         if len(able) > 1:
             name = min(able, key=lambda name: max(last[name] if in_turn else now, *(r.first(num_gpus) for r in of[name])))
         start = last[name] if in_turn else now
         for releases in of[name]:
-            start = max(start, releases.take(num_gpus))
+            if (time := releases.take(num_gpus)) > start:
+                start = time
         if kept:
             start = max(now, kept[1])
         starts[job.job_id] = last[name] = start
@@ -202,6 +219,19 @@ class _Releases:
         self._heap = sorted(slots.items())
         self._time, self._num = -math.inf, 0
         self.num_gpus = sum(slots.values())
+
+    def no_later_than(self, other: _Releases) -> bool:
+        """Whether any number of GPUs is free here as soon as it is in `other`."""
+        ours = sorted([(self._time, self._num), *self._heap])
+        ahead = i = 0
+        for time, n in sorted([(other._time, other._num), *other._heap]):
+            while i < len(ours) and ours[i][0] <= time:
+                ahead += ours[i][1]
+                i += 1
+            ahead -= n
+            if ahead < 0:
+                return False
+        return True
 
     def first(self, num_gpus: int) -> float:
         """Return when `num_gpus` are free, of which there must be as many."""

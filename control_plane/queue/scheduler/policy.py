@@ -10,7 +10,7 @@ from control_plane.queue.scheduler import preemption
 from control_plane.queue.scheduler.kinds import Kind, Kinds
 from control_plane.queue.scheduler.model import Ahead, Decision, Preempt, Reason, Reservation, Running, Snapshot, Start, Wait, Waiting
 from control_plane.queue.scheduler.node_timeline import NEVER, ROUNDING_S
-from control_plane.queue.scheduler.order import due_times, factors, forecast, max_queue_waits, order, overdue
+from control_plane.queue.scheduler.order import OVERDUE, due_times, factors, forecast, max_queue_waits, ranked
 from control_plane.queue.scheduler.placement import TIE_S, PoolTimeline, ReservationPlan, length
 from control_plane.queue.scheduler.rules import DEFAULT, Rules
 
@@ -73,10 +73,10 @@ class _Round:
         due = due_times(admissible, self.kinds, self.timelines, now=now, rules=rules)
         self.max_queue_waits = max_queue_waits(admissible, self.kinds, due)
         self.due: dict[str, float | None] = {w.job_id: due.get(w.job_id, w.due_at) for w in snapshot.waiting}
-        every = order(snapshot.waiting, now=now, rules=rules, fair=factors(snapshot, rules=rules), due=due)
-        self.queue = [w for w in every if w.job_id not in self.blocked]
-        self.last = [w for w in every if w.job_id in self.blocked]
-        self.overdue = {w.job_id for w in self.queue if overdue(w, w.waited(now), self.due[w.job_id]) >= 0.0}
+        every = ranked(snapshot.waiting, now=now, rules=rules, fair=factors(snapshot, rules=rules), due=due)
+        self.queue = [w for _, w in every if w.job_id not in self.blocked]
+        self.last = [w for _, w in every if w.job_id in self.blocked]
+        self.overdue = {w.job_id for rank, w in every if rank[1] == OVERDUE}
         self.reservations = ReservationPlan(self.timelines, now)
         self.starts: dict[str, Start] = {}
         self.stops: dict[str, list[Preempt]] = {}

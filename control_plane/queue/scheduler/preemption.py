@@ -116,7 +116,7 @@ class _Search:
     def __init__(self, job: Waiting, pool: PoolTimeline, victims: Sequence[Running], *, now: float, rules: Rules) -> None:
         self.job, self.pool, self.now, self.rules = job, pool, now, rules
         self.moment = now + rules.handshake_s
-        self.by_id = {v.job_id: v for v in victims}
+        self.victims = victims
         self.rank = {v.job_id: i for i, v in enumerate(victims)}
         self.nodes = {name for v in victims for name, _ in v.placement}
         """Nodes on which victims run."""
@@ -151,13 +151,19 @@ class _Search:
     def _emptied(self, node: NodeTimeline, num_gpus: int) -> list[Running] | None:
         """Return the jobs to stop for `num_gpus` of this node; None if they do not suffice."""
         need = self.pool.takes(node, num_gpus)
-        chosen = sorted((j for _, _, j in node.ends if j in self.by_id), key=self.rank.__getitem__)
-        if not self._fits(node, chosen, need):
+        chosen, most = [], node.free
+        for end, n, job_id in node.ends:
+            if job_id in self.rank:
+                chosen.append(job_id)
+            if job_id in self.rank or end <= self.moment + TIE_S:
+                most += n
+        chosen.sort(key=self.rank.__getitem__)
+        if most < need or not self._fits(node, chosen, need):
             return None
         for job_id in reversed(chosen[:]):
             if self._fits(node, rest := [c for c in chosen if c != job_id], need):
                 chosen = rest
-        return [self.by_id[c] for c in chosen]
+        return [self.victims[self.rank[c]] for c in chosen]
 
     def _fits(self, node: NodeTimeline, stopped: Sequence[str], need: int) -> bool:
         other = node.without(frozenset(stopped), self.moment) if stopped else node
