@@ -110,13 +110,14 @@ def due_times(
        if the queue never empties.
     """
     fresh = _fresh(waiting, kinds, timelines, now=now, rules=rules)
-    reported = max_queue_waits([w for w in waiting if w.due_at is not None], kinds, {})
+    back = {w.job_id for w in waiting if w.waited_s > 0.0 or w.preemptions > 0}  # only jobs that held GPUs have an earlier stay
+    reported = max_queue_waits([w for w in waiting if w.due_at is not None], kinds, {}) if back else {}
     due: dict[str, float] = {}
     for w in waiting:
         mine = kinds[w.job_id].group
         wait = (w.due_at or w.queued_at) - w.queued_at
         wait = max(wait, fresh.get(mine, wait))
-        due[w.job_id] = w.queued_at + (max(wait, reported.get(mine, wait)) if _came_back(w) else wait)
+        due[w.job_id] = w.queued_at + (max(wait, reported.get(mine, wait)) if w.job_id in back else wait)
     return due
 
 
@@ -133,11 +134,6 @@ def max_queue_waits(waiting: Sequence[Waiting], kinds: Mapping[str, Kind], due: 
     return found
 
 
-def _came_back(job: Waiting) -> bool:
-    """Whether the job held GPUs before: only then does it have an earlier stay or a preemption."""
-    return job.waited_s > 0.0 or job.preemptions > 0
-
-
 def _fresh(
     waiting: Sequence[Waiting], kinds: Mapping[str, Kind], timelines: Mapping[str, PoolTimeline], *, now: float, rules: Rules
 ) -> dict[Group, float]:
@@ -147,12 +143,12 @@ def _fresh(
         return {}
     turns = sorted(waiting, key=lambda w: (TIER_ORDER[w.tier], w.joined_at(), w.job_id))
     starts = forecast(((w, kinds[w.job_id].pools) for w in turns), timelines, {}, now, in_turn=True)
-    found: dict[Group, float] = {}
+    latest: dict[Group, float] = {}
     for w in news:
-        mine = kinds[w.job_id].group
-        wait = max(rules.due_floor_s[w.tier], rules.due_stretch * (starts.get(w.job_id, now) - now))
-        found[mine] = max(wait, found.get(mine, wait))
-    return found
+        mine, start = kinds[w.job_id].group, starts.get(w.job_id, now)
+        if start > latest.get(mine, -math.inf):
+            latest[mine] = start
+    return {mine: max(rules.due_floor_s[mine[0]], rules.due_stretch * (start - now)) for mine, start in latest.items()}
 
 
 def forecast(

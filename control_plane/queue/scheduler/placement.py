@@ -121,7 +121,10 @@ class PoolTimeline:
         return ((self.nodes[min(fits)[1]].name, num_gpus),) if fits else None
 
     def _on_nodes_now(self, num_gpus: int, until: float, lower: bool) -> Placement | None:
-        empty = {f: [r for r in nodes if r.free == r.size and r.fits_now(r.size, until)] for f, nodes in self.fabrics.items()}
+        empty = {
+            fabric: [r for r in nodes if r.free == r.size and (not r.claims or r.fits_now(r.size, until))]
+            for fabric, nodes in self.fabrics.items()
+        }
         for fabric in sorted(empty, key=lambda f: (sum(r.size for r in empty[f]), f)):
             placement = _spread(num_gpus, empty[fabric], self.fabrics[fabric], lambda r, n: r.fits_now(n, until))
             if placement and not (lower and self.whole and not self.shared.fits_now(self.held(placement), until)):
@@ -147,15 +150,14 @@ class PoolTimeline:
     def _earliest(self, num_gpus: int, length: float, after: float, most: int) -> tuple[float, Placement]:
         """Return the first time and nodes for the gang, among nodes of which it takes at most `most` GPUs."""
         if num_gpus <= self.largest:
-            start, _, node = min(
-                (
-                    r.earliest(takes, length, after) if r.size >= num_gpus and (takes := self.takes(r, num_gpus)) <= most else NEVER,
-                    r.free,
-                    r.index,
-                )
-                for r in self.nodes
-            )
-            return (start, ((self.nodes[node].name, num_gpus),)) if start < NEVER else (NEVER, ())
+            start: float = NEVER
+            chosen: NodeTimeline | None = None
+            for r in self.nodes:
+                takes = r.size if self.whole else num_gpus
+                time = r.earliest(takes, length, after) if r.size >= num_gpus and takes <= most else NEVER
+                if time < start or (chosen and time == start and r.free < chosen.free):
+                    start, chosen = time, r
+            return (start, ((chosen.name, num_gpus),)) if chosen else (NEVER, ())
         found = [self._together(num_gpus, nodes, length, after) for nodes in self.fabrics.values()]
         return min((f for f in found if self.held(f[1]) <= most), key=lambda f: f[0], default=(NEVER, ()))
 
@@ -163,21 +165,19 @@ class PoolTimeline:
         if sum(r.size for r in nodes) < num_gpus:
             return NEVER, ()
         for _ in range(ROUNDS):
-            times = sorted(r.earliest(r.size, length, after) for r in nodes)
+            empty_from = [r.earliest(r.size, length, after) for r in nodes]
+            times = sorted(empty_from)
             for moment in times[num_gpus // self.largest - 1 :]:  # before that, too few nodes are free
                 if moment == NEVER:
                     return NEVER, ()
-                placement = self._spread_at(num_gpus, nodes, length, moment)
-                if placement:
+                soon = [r for r, time in zip(nodes, empty_from, strict=True) if time <= moment]
+                empty = [r for r in soon if r.earliest(r.size, length, moment) == moment]
+                if placement := _spread(num_gpus, empty, nodes, lambda r, n, at=moment: r.earliest(n, length, at) == at):
                     return moment, placement
             after = min((t for t in times if t > after), default=NEVER)
             if after == NEVER:
                 break
         return NEVER, ()
-
-    def _spread_at(self, num_gpus: int, nodes: Sequence[NodeTimeline], length: float, moment: float) -> Placement | None:
-        empty = [r for r in nodes if r.earliest(r.size, length, moment) == moment]
-        return _spread(num_gpus, empty, nodes, lambda r, n: r.earliest(n, length, moment) == moment)
 
     def when_free(self, placement: Placement, tier: str, length: float, after: float) -> float:
         """Return the first time from `after` on at which exactly these nodes are free for `length`."""

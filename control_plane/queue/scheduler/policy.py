@@ -100,7 +100,7 @@ class _Round:
         self.failed: dict[_Search, float] = {}
         """Shortest length for which no victims were found: longer jobs find none either."""
         self._orders: dict[bool, dict[str, list[Running]]] = {}
-        self._reasons: dict[tuple[Kind, str | None, int], tuple[Reason, str]] = {}
+        self._reasons: dict[Kind, tuple[Reason, str]] = {}
         self.searches = {True: rules.preemptors, False: rules.preemptors}
 
     def _blocked(self, job: Waiting) -> tuple[Reason, str] | None:
@@ -338,7 +338,7 @@ class _Round:
         """Return decisions about all jobs, in order. An evaluation that waits has no place in the queue of jobs."""
         waiting = [w for w in self.queue if w.job_id not in self.starts]
         promised = {job_id: (p.pool, p.start) for job_id, p in self.reservations.of.items()}
-        guesses = forecast(((w, self._pools(w)) for w in waiting), self.timelines, promised, self.now)
+        guesses = forecast(((w, self.kinds[w.job_id].pools) for w in waiting), self.timelines, promised, self.now)
         decisions: list[Decision] = []
         before: dict[str, int] = {}
         gpus = position = 0
@@ -382,10 +382,12 @@ class _Round:
 
     def _why(self, job: Waiting, kind: Kind, promise: Reservation | None, stopping: int) -> tuple[Reason, str]:
         """Return the result of :func:`why`, which is the same for all jobs of a kind without a reservation."""
-        key = (kind, promise.pool, stopping) if promise else (kind, None, 0)
-        if key not in self._reasons:
-            self._reasons[key] = why(job, [self.timelines[name] for name in kind.pools], promise, stopping=stopping)
-        return self._reasons[key]
+        if promise is None and kind in self._reasons:
+            return self._reasons[kind]
+        found = why(job, [self.timelines[name] for name in kind.pools], promise, stopping=stopping)
+        if promise is None:
+            self._reasons[kind] = found
+        return found
 
 
 def _limit(job: Waiting, pool: str) -> _Limit:

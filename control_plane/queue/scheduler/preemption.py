@@ -151,14 +151,8 @@ class _Search:
     def _emptied(self, node: NodeTimeline, num_gpus: int) -> list[Running] | None:
         """Return the jobs to stop for `num_gpus` of this node; None if they do not suffice."""
         need = self.pool.takes(node, num_gpus)
-        chosen, most = [], node.free
-        for end, n, job_id in node.ends:
-            if job_id in self.rank:
-                chosen.append(job_id)
-            if job_id in self.rank or end <= self.moment + TIE_S:
-                most += n
-        chosen.sort(key=self.rank.__getitem__)
-        if most < need or not self._fits(node, chosen, need):
+        chosen = sorted([j for _, _, j in node.ends if j in self.rank], key=self.rank.__getitem__)
+        if not self._fits(node, chosen, need):
             return None
         for job_id in reversed(chosen[:]):
             if self._fits(node, rest := [c for c in chosen if c != job_id], need):
@@ -166,6 +160,8 @@ class _Search:
         return [self.victims[self.rank[c]] for c in chosen]
 
     def _fits(self, node: NodeTimeline, stopped: Sequence[str], need: int) -> bool:
+        if not node.claims:  # it stays free
+            return node.free + sum([n for end, n, j in node.ends if j in stopped or end <= self.moment + TIE_S]) >= need
         other = node.without(frozenset(stopped), self.moment) if stopped else node
         return other.earliest(need, length(self.job), self.moment) <= self.moment + TIE_S
 
