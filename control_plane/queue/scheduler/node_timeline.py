@@ -68,7 +68,10 @@ class NodeTimeline:
         self._checks = None
 
     def end_sooner(self, job_ids: frozenset[str], end: float) -> None:
-        self.ends = sorted((min(t, end), n, j) if j in job_ids else (t, n, j) for t, n, j in self.ends)
+        sooner = [(min(t, end), n, j) for t, n, j in self.ends if j in job_ids]
+        self.ends = [e for e in self.ends if e[2] not in job_ids]
+        for e in sooner:
+            insort(self.ends, e)
         self._times = self._checks = None
 
     def without(self, job_ids: frozenset[str], end: float) -> NodeTimeline:
@@ -109,15 +112,15 @@ class NodeTimeline:
 
     def earliest(self, num_gpus: int, length: float, after: float) -> float:
         """Return the first time from `after` on at which `num_gpus` are free for `length`."""
-        if not self.claims:
-            if self.free >= num_gpus:
-                return after
+        if self.free < num_gpus:
             times = self._timeline()
             i = bisect_left(self._given, num_gpus - self.free)
-            return max(after, times[i - 1]) if i <= len(times) else NEVER
-        return self._earliest(num_gpus, length, after)
+            if i > len(times):
+                return NEVER
+            after = max(after, times[i - 1])
+        return self._beside_claims(num_gpus, length, after) if self.claims else after
 
-    def _earliest(self, num_gpus: int, length: float, after: float) -> float:
+    def _beside_claims(self, num_gpus: int, length: float, after: float) -> float:
         level = self.available(after)
         found = after if level >= num_gpus else NEVER
         given = ((t, -n) for t, n, _ in islice(self.ends, bisect_right(self._timeline(), after), None))
