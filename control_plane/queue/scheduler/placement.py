@@ -171,13 +171,19 @@ class PoolTimeline:
                 if moment == NEVER:
                     return NEVER, ()
                 soon = [r for r, time in zip(nodes, empty_from, strict=True) if time <= moment]
-                empty = [r for r in soon if r.earliest(r.size, length, moment) == moment]
-                if placement := _spread(num_gpus, empty, nodes, lambda r, n, at=moment: r.earliest(n, length, at) == at):
+                if placement := self._spread_at(num_gpus, nodes, soon, length, moment):
                     return moment, placement
             after = min((t for t in times if t > after), default=NEVER)
             if after == NEVER:
                 break
         return NEVER, ()
+
+    def _spread_at(
+        self, num_gpus: int, nodes: Sequence[NodeTimeline], soon: Sequence[NodeTimeline], length: float, moment: float
+    ) -> Placement | None:
+        """`soon`: the nodes of which all may be free at `moment`."""
+        empty = [r for r in soon if r.earliest(r.size, length, moment) == moment]
+        return _spread(num_gpus, empty, nodes, lambda r, n: r.earliest(n, length, moment) == moment)
 
     def when_free(self, placement: Placement, tier: str, length: float, after: float) -> float:
         """Return the first time from `after` on at which exactly these nodes are free for `length`."""

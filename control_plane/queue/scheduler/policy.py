@@ -166,10 +166,10 @@ class _Round:
         of = self.reservations.of
         for job in self.queue:
             job_id, kind = job.job_id, self.kinds[job.job_id]
-            if not kind.pools or job_id in self.starts or job_id in self.stops:
-                continue
             refused = self.refused[job_id in self.overdue].get(kind, NEVER) <= job.expected_s
             if refused and job_id not in of and job_id not in self.stopping_for:
+                continue
+            if not kind.pools or job_id in self.starts or job_id in self.stops:
                 continue
             if (old := self.reservations.drop(job)) is not None:
                 self._forget_refused()
@@ -347,7 +347,7 @@ class _Round:
                 decisions.append(self.starts[job.job_id])
                 continue
             if job.evaluation is not None:
-                decisions.append(self._wait(job, 0, Ahead(), guesses.get(job.job_id), 0))
+                decisions.append(self._wait(job, 0, Ahead(jobs={}, num_gpus=0), guesses.get(job.job_id), 0))
                 continue
             position += 1
             stops = self.stops.get(job.job_id, [])
