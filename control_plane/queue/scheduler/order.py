@@ -170,7 +170,7 @@ def forecast(
     """
     every = {name: _Releases(pool.nodes, now) for name, pool in timelines.items()}
     unreserved = {name: _Releases([pool.shared], now) for name, pool in timelines.items()}
-    premium = {name: (releases,) for name, releases in every.items()}
+    premium: dict[str, tuple[_Releases, ...]] = {name: (releases,) for name, releases in every.items()}
     lower: dict[str, tuple[_Releases, ...]] = {}
     most = {name: min(releases.num_gpus, unreserved[name].num_gpus) for name, releases in every.items()}
     last = dict.fromkeys(timelines, now)

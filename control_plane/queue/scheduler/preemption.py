@@ -151,9 +151,10 @@ class _Search:
     def _emptied(self, node: NodeTimeline, num_gpus: int) -> list[Running] | None:
         """Return the jobs to stop for `num_gpus` of this node; None if they do not suffice."""
         need = self.pool.takes(node, num_gpus)
-        chosen = sorted([j for _, _, j in node.ends if j in self.rank], key=self.rank.__getitem__)
+        chosen = [j for _, _, j in node.ends if j in self.rank]
         if not self._fits(node, chosen, need):
             return None
+        chosen.sort(key=self.rank.__getitem__)
         for job_id in reversed(chosen[:]):
             if self._fits(node, rest := [c for c in chosen if c != job_id], need):
                 chosen = rest
