@@ -66,18 +66,16 @@ class Pool:
     """What a pod on a cluster requests for each of its GPUs."""
     num_gpus: int = field(init=False)
     """GPUs of all ready nodes."""
+    total_gpus: int = field(init=False)
+    """GPUs of all nodes, including drained and lost ones, which come back."""
     _unreserved: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_gpus", sum(n.num_gpus for n in self.nodes if n.ready))
+        object.__setattr__(self, "total_gpus", sum(n.num_gpus for n in self.nodes))
         unreserved = self.total_gpus - self.reserved_gpus
         whole = self.packing == "whole_node" and self.reserved_gpus
         object.__setattr__(self, "_unreserved", _whole_nodes_within(self.nodes, unreserved) if whole else unreserved)
-
-    @property
-    def total_gpus(self) -> int:
-        """GPUs of all nodes, including drained and lost ones, which come back."""
-        return sum(n.num_gpus for n in self.nodes)
 
     def widest(self, tier: str) -> int:
         """Return the widest gang of `tier` that can ever be placed here, whatever nodes are ready now: all GPUs it takes must be

@@ -80,9 +80,8 @@ def _decide(conn: Connection, snapshot: scheduler.Snapshot, now: datetime) -> tu
     locked: dict[str, int] = {}
     refused: set[str] = set()
     for left in range(RERUNS, -1, -1):
-        running = [
-            replace(r, stoppable=r.stoppable and (r.job_id in locked if left == 0 else r.job_id not in refused)) for r in snapshot.running
-        ]
+        kept = {r.job_id for r in snapshot.running if (r.job_id not in locked if left == 0 else r.job_id in refused)}
+        running = [replace(r, stoppable=False) if r.job_id in kept else r for r in snapshot.running]
         decisions = scheduler.schedule(replace(snapshot, running=running), now=now.timestamp())
         wanted = {d.job_id for d in decisions if isinstance(d, scheduler.Preempt)}
         locked |= lock_to_stop(conn, wanted - set(locked))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent.workload import Kind
 from control_plane.capacity.pools import Pool
@@ -171,18 +172,18 @@ class Preempt:
     """In words, without naming jobs of other tenants."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ahead:
+class Ahead(NamedTuple):
     """What is ahead of a job in the order, as counts."""
 
-    jobs: Mapping[str, int] = field(default_factory=dict)
+    jobs: Mapping[str, int]
     """Jobs by tier."""
-    num_gpus: int = 0
+    num_gpus: int
     """GPUs that they wait for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
+    """One for each waiting job, so a named tuple: made in half the time of a frozen dataclass."""
+
     job_id: str
     position: int
     """1 is the head of the queue; 0: an evaluation, which has no place in it."""
@@ -191,7 +192,7 @@ class Wait:
     """In words, without naming jobs of other tenants."""
     expected_start: float | None
     """None if no pool could ever hold it, or no estimate is possible."""
-    ahead: Ahead = field(default_factory=Ahead)
+    ahead: Ahead = Ahead(jobs={}, num_gpus=0)
     due_at: float | None = None
     """To be stored and passed back as :attr:`Waiting.due_at`."""
     promise: Reservation | None = None

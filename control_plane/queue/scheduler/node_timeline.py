@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import merge
 from itertools import accumulate, islice
@@ -68,7 +68,10 @@ class NodeTimeline:
         self._checks = None
 
     def end_sooner(self, job_ids: frozenset[str], end: float) -> None:
-        self.ends = sorted((min(t, end), n, j) if j in job_ids else (t, n, j) for t, n, j in self.ends)
+        sooner = [(min(t, end), n, j) for t, n, j in self.ends if j in job_ids]
+        self.ends = [e for e in self.ends if e[2] not in job_ids]
+        for e in sooner:
+            insort(self.ends, e)
         self._times = self._checks = None
 
     def without(self, job_ids: frozenset[str], end: float) -> NodeTimeline:
@@ -109,15 +112,15 @@ class NodeTimeline:
 
     def earliest(self, num_gpus: int, length: float, after: float) -> float:
         """Return the first time from `after` on at which `num_gpus` are free for `length`."""
-        if not self.claims:
-            if self.free >= num_gpus:
-                return after
+        if self.free < num_gpus:
             times = self._timeline()
             i = bisect_left(self._given, num_gpus - self.free)
-            return max(after, times[i - 1]) if i <= len(times) else NEVER
-        return self._earliest(num_gpus, length, after)
+            if i > len(times):
+                return NEVER
+            after = max(after, times[i - 1])
+        return self._beside_claims(num_gpus, length, after) if self.claims else after
 
-    def _earliest(self, num_gpus: int, length: float, after: float) -> float:
+    def _beside_claims(self, num_gpus: int, length: float, after: float) -> float:
         level = self.available(after)
         found = after if level >= num_gpus else NEVER
         given = ((t, -n) for t, n, _ in islice(self.ends, bisect_right(self._timeline(), after), None))
@@ -135,33 +138,22 @@ class NodeTimeline:
 
 
 class ByFree:
-    """Nodes without a reservation, indexed by fabric and free GPUs, so that the fullest node that fits is found at once."""
+    """Nodes without a reservation by free GPUs, so that the fullest node that fits is found at once."""
 
-    __slots__ = ("_lists",)
+    __slots__ = ("_indices",)
 
     def __init__(self, nodes: Iterable[NodeTimeline]) -> None:
-        self._lists: dict[str, dict[int, list[int]]] = {}
+        self._indices: dict[int, list[int]] = {}
         for node in nodes:
             self.add(node)
 
     def add(self, node: NodeTimeline) -> None:
-        insort(self._lists.setdefault(node.fabric, {}).setdefault(node.free, []), node.index)
+        insort(self._indices.setdefault(node.free, []), node.index)
 
     def remove(self, node: NodeTimeline) -> None:
-        lists = self._lists[node.fabric]
-        lists[node.free].remove(node.index)
-        if not lists[node.free]:
-            del lists[node.free]
+        self._indices[node.free].remove(node.index)
 
     def fullest(self, num_gpus: int) -> tuple[int, int] | None:
         """Return free GPUs and index of the fullest node with at least `num_gpus` free, lowest index first."""
-        best: tuple[int, int] | None = None
-        for lists in self._lists.values():
-            for free, indices in lists.items():
-                if free >= num_gpus and (best is None or (free, indices[0]) < best):
-                    best = (free, indices[0])
-        return best
-
-    def with_at_least(self, num_gpus: int) -> Sequence[int]:
-        """Return the indices of the nodes with `num_gpus` free."""
-        return [i for lists in self._lists.values() for free, indices in lists.items() if free >= num_gpus for i in indices]
+        free = min((free for free, indices in self._indices.items() if free >= num_gpus and indices), default=None)
+        return None if free is None else (free, self._indices[free][0])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from operator import itemgetter
 
 from control_plane.capacity.pools import RESERVED_FOR
+from control_plane.queue.scheduler.kinds import Group, Kind
 from control_plane.queue.scheduler.model import TIER_ORDER, Running, Snapshot, Waiting
 from control_plane.queue.scheduler.node_timeline import NodeTimeline
 from control_plane.queue.scheduler.placement import PoolTimeline
@@ -33,20 +35,32 @@ def order(
     6. Earlier queued first.
     7. Job id, so that ties always sort alike.
     """
-    factor, due_at = fair or {}, due or {}
+    return [job for _, job in ranked(waiting, now=now, rules=rules, fair=fair or {}, due=due or {})]
 
-    def key(job: Waiting) -> tuple[int, int, float, float, str]:
+
+OVERDUE = 1
+"""Second number of the rank of a job that is overdue."""
+Rank = tuple[int, int, float, float, str]
+"""What :func:`order` sorts by: tier, kind within the tier, work or time overdue, time queued, job id."""
+
+
+def ranked(
+    waiting: Sequence[Waiting], *, now: float, rules: Rules, fair: Mapping[str, float], due: Mapping[str, float]
+) -> list[tuple[Rank, Waiting]]:
+    """Return jobs as :func:`order` does, with their ranks."""
+
+    def rank(job: Waiting) -> Rank:
         tier = TIER_ORDER[job.tier]
         if job.evaluation is not None:
             return tier, 2 if job.evaluation.free else 0, 0.0, job.queued_at, job.job_id
         waited = job.waited(now)
-        late = overdue(job, waited, due_at.get(job.job_id, job.due_at))
+        late = overdue(job, waited, due.get(job.job_id, job.due_at))
         if late >= 0.0:
-            return tier, 1, -late, job.queued_at, job.job_id
-        work = job.expected_s * float(job.num_gpus) ** rules.size_exponent * factor.get(job.tenant, 1.0)
+            return tier, OVERDUE, -late, job.queued_at, job.job_id
+        work = job.expected_s * float(job.num_gpus) ** rules.size_exponent * fair.get(job.tenant, 1.0)
         return tier, 3, work / (1.0 + waited / rules.age_scale_s), job.queued_at, job.job_id
 
-    return sorted(waiting, key=key)
+    return sorted(((rank(job), job) for job in waiting), key=itemgetter(0))
 
 
 def overdue(job: Waiting, waited: float, due_at: float | None) -> float:
@@ -73,31 +87,21 @@ def factors(snapshot: Snapshot, *, rules: Rules = DEFAULT) -> dict[str, float]:
     return {t: min(max(1.0, over), rules.fair_at_most) for t, over in part.items()}
 
 
-Able = Callable[[Waiting | Running], Sequence[str]]
-"""Names of the pools that could ever hold a job."""
-Group = tuple[str, frozenset[str]]
-"""Jobs that compete for the same GPUs: a tier, and the pools that could ever hold them."""
-
-
-def group(job: Waiting | Running, able: Able) -> Group:
-    return job.tier, frozenset(able(job))
-
-
 def due_times(
     waiting: Sequence[Waiting],
+    kinds: Mapping[str, Kind],
     timelines: Mapping[str, PoolTimeline],
-    able: Able,
     *,
     now: float,
     rules: Rules = DEFAULT,
 ) -> dict[str, float]:
     """Return when each waiting job is due. The time is stored with the job and only ever moves later.
 
-    `waiting` excludes jobs of tenants that are capped or suspended: nobody waits for what those would take.
+    `waiting` excludes jobs of tenants that are capped or suspended: nobody waits for what those would take. `kinds`: by job.
 
     1. The maximum wait follows the load: how long a job that joins now would wait if jobs were served first come, first served. Running
        jobs end as expected, and queued jobs of its tier and above go first, each once enough GPUs are free. It is measured whenever jobs
-       join, as the longest of their waits, and applies to every waiting job of its :data:`Group`: a job that joined in a quiet hour does
+       join, as the longest of their waits, and applies to every waiting job of its :data:`.Group`: a job that joined in a quiet hour does
        not become due in the middle of a burst for that reason, and a full pool does not affect jobs that wait for an idle one.
     2. It is never shorter than the start that the tier promises.
     3. A job is due once it has waited that long, over all of its stays in the queue.
@@ -105,54 +109,46 @@ def due_times(
        was measured. A new job gets that of the present load alone, so that the long waits of a burst leave with the jobs that saw it, even
        if the queue never empties.
     """
-    groups = {w.job_id: group(w, able) for w in waiting}
-    fresh = _fresh(waiting, timelines, able, groups, now=now, rules=rules)
-    reported = max_queue_waits([w for w in waiting if w.due_at is not None], {}, able)
-
-    def due_at(job: Waiting) -> float:
-        mine = groups[job.job_id]
-        wait = (job.due_at or job.queued_at) - job.queued_at
+    fresh = _fresh(waiting, kinds, timelines, now=now, rules=rules)
+    back = {w.job_id for w in waiting if w.waited_s > 0.0 or w.preemptions > 0}  # only jobs that held GPUs have an earlier stay
+    reported = max_queue_waits([w for w in waiting if w.due_at is not None], kinds, {}) if back else {}
+    due: dict[str, float] = {}
+    for w in waiting:
+        mine = kinds[w.job_id].group
+        wait = (w.due_at or w.queued_at) - w.queued_at
         wait = max(wait, fresh.get(mine, wait))
-        return job.queued_at + (max(wait, reported.get(mine, wait)) if _came_back(job) else wait)
+        due[w.job_id] = w.queued_at + (max(wait, reported.get(mine, wait)) if w.job_id in back else wait)
+    return due
 
-    return {w.job_id: due_at(w) for w in waiting}
 
-
-def max_queue_waits(waiting: Sequence[Waiting], due: Mapping[str, float], able: Able) -> dict[Group, float]:
+def max_queue_waits(waiting: Sequence[Waiting], kinds: Mapping[str, Kind], due: Mapping[str, float]) -> dict[Group, float]:
     """Return the longest maximum wait of the waiting jobs of each group; jobs not in `due` keep the stored value."""
     found: dict[Group, float] = {}
     for w in waiting:
         due_at = due.get(w.job_id, w.due_at)
         if due_at is not None:
-            mine = group(w, able)
+            mine = kinds[w.job_id].group
             wait = due_at - w.queued_at
-            found[mine] = max(wait, found.get(mine, wait))
+            if wait > found.get(mine, -math.inf):
+                found[mine] = wait
     return found
 
 
-def _came_back(job: Waiting) -> bool:
-    """Whether the job held GPUs before: only then does it have an earlier stay or a preemption."""
-    return job.waited_s > 0.0 or job.preemptions > 0
-
-
 def _fresh(
-    waiting: Sequence[Waiting], timelines: Mapping[str, PoolTimeline], able: Able, groups: Mapping[str, Group], *, now: float, rules: Rules
+    waiting: Sequence[Waiting], kinds: Mapping[str, Kind], timelines: Mapping[str, PoolTimeline], *, now: float, rules: Rules
 ) -> dict[Group, float]:
     """Return, for groups that jobs join now, the longest wait any of those jobs would have first come, first served."""
     news = [w for w in waiting if w.due_at is None]
     if not news:
         return {}
     turns = sorted(waiting, key=lambda w: (TIER_ORDER[w.tier], w.joined_at(), w.job_id))
-    starts = forecast(((w, able(w)) for w in turns), timelines, {}, now, in_turn=True)
-    found: dict[Group, float] = {}
+    starts = forecast(((w, kinds[w.job_id].pools) for w in turns), timelines, {}, now, in_turn=True)
+    latest: dict[Group, float] = {}
     for w in news:
-        wait = max(rules.due_floor_s[w.tier], rules.due_stretch * (starts.get(w.job_id, now) - now))
-        found[groups[w.job_id]] = max(wait, found.get(groups[w.job_id], wait))
-    return found
-
-
-Slots = list[tuple[float, int]]
-"""A heap of (time, GPUs that become free at that time)."""
+        mine, start = kinds[w.job_id].group, starts.get(w.job_id, now)
+        if start > latest.get(mine, -math.inf):
+            latest[mine] = start
+    return {mine: max(rules.due_floor_s[mine[0]], rules.due_stretch * (start - now)) for mine, start in latest.items()}
 
 
 def forecast(
@@ -168,68 +164,94 @@ def forecast(
     1. A job with a reservation starts when and where it is reserved.
     2. Other jobs, in queue order, take the GPUs of their pools that become free first, for their expected duration.
     3. With `in_turn`, no job starts in a pool before the jobs ahead of it.
-    4. Tiers below premium also wait until enough of the unreserved GPUs are free.
+    4. Tiers below premium also wait until enough of the unreserved GPUs are free. `jobs` has premium jobs first.
 
     Ignores nodes: a gang that needs whole nodes may start later, a short job that fits in between sooner.
     """
-    every = {name: _slots(pool.nodes, now) for name, pool in timelines.items()}
-    shared = {name: _slots([pool.shared], now) for name, pool in timelines.items()}
+    every = {name: _Releases(pool.nodes, now) for name, pool in timelines.items()}
+    unreserved = {name: _Releases([pool.shared], now) for name, pool in timelines.items()}
+    premium: dict[str, tuple[_Releases, ...]] = {name: (releases,) for name, releases in every.items()}
+    lower: dict[str, tuple[_Releases, ...]] = {}
+    most = {name: min(releases.num_gpus, unreserved[name].num_gpus) for name, releases in every.items()}
     last = dict.fromkeys(timelines, now)
     starts: dict[str, float] = {}
     for job, pools in jobs:
+        num_gpus, of = job.num_gpus, premium
+        if job.tier != RESERVED_FOR:
+            if not lower:  # unreserved GPUs count only where they are free later than all
+                lower = {n: (all_,) if unreserved[n].no_later_than(all_) else (all_, unreserved[n]) for n, all_ in every.items()}
+            of = lower
         kept = promised.get(job.job_id)
-        best: tuple[float, str] | None = None
-        for name in (kept[0],) if kept else pools:
-            heaps = [every[name]] if job.tier == RESERVED_FOR else [every[name], shared[name]]
-            moments = [_first(heap, job.num_gpus) for heap in heaps]
-            if None in moments:
-                continue
-            start = max(last[name] if in_turn else now, *(m for m in moments if m is not None))
-            if best is None or start < best[0]:
-                best = (start, name)
-        if best is None:
+        able = [name for name in ((kept[0],) if kept else pools) if num_gpus <= (every[name].num_gpus if of is premium else most[name])]
+        if not able:
             continue
-        start, name = best
+        name = able[0]
+        if len(able) > 1:
+            name = min(able, key=lambda name: max(last[name] if in_turn else now, *(r.first(num_gpus) for r in of[name])))
+        start = last[name] if in_turn else now
+        for releases in of[name]:
+            if (time := releases.take(num_gpus)) > start:
+                start = time
         if kept:
             start = max(now, kept[1])
         starts[job.job_id] = last[name] = start
-        _take(every[name], job.num_gpus, start + job.expected_s)
-        if job.tier != RESERVED_FOR:
-            _take(shared[name], job.num_gpus, start + job.expected_s)
+        for releases in of[name]:
+            releases.add(start + job.expected_s, num_gpus)
     return starts
 
 
-def _slots(nodes: Iterable[NodeTimeline], now: float) -> Slots:
-    slots: defaultdict[float, int] = defaultdict(int)
-    for node in nodes:
-        slots[now] += max(0, node.free)
-        for end, n, _ in node.ends:
-            slots[end] += n
-    return sorted(slots.items())
+class _Releases:
+    """When the GPUs of `nodes` become free, soonest first: a heap of times, each with a number of GPUs. What :meth:`take` leaves of the
+    soonest is held apart from the heap."""
 
+    __slots__ = ("_heap", "_num", "_time", "num_gpus")
 
-def _first(slots: Slots, num_gpus: int) -> float | None:
-    """Return when `num_gpus` are free."""
-    popped: Slots = []
-    found = None
-    while slots and found is None:
-        time, n = heapq.heappop(slots)
-        popped.append((time, n))
-        num_gpus -= n
-        if num_gpus <= 0:
-            found = time
-    for slot in popped:
-        heapq.heappush(slots, slot)
-    return found
+    def __init__(self, nodes: Iterable[NodeTimeline], now: float) -> None:
+        slots: defaultdict[float, int] = defaultdict(int)
+        for node in nodes:
+            slots[now] += max(0, node.free)
+            for end, n, _ in node.ends:
+                slots[end] += n
+        self._heap = sorted(slots.items())
+        self._time, self._num = -math.inf, 0
+        self.num_gpus = sum(slots.values())
 
+    def no_later_than(self, other: _Releases) -> bool:
+        """Whether any number of GPUs is free here as soon as it is in `other`."""
+        ours = sorted([(self._time, self._num), *self._heap])
+        ahead = i = 0
+        for time, n in sorted([(other._time, other._num), *other._heap]):
+            while i < len(ours) and ours[i][0] <= time:
+                ahead += ours[i][1]
+                i += 1
+            ahead -= n
+            if ahead < 0:
+                return False
+        return True
 
-def _take(slots: Slots, num_gpus: int, until: float) -> None:
-    """Take the `num_gpus` that become free first, until `until`."""
-    left = num_gpus
-    while left > 0 and slots:
-        time, n = heapq.heappop(slots)
-        if n > left:
-            heapq.heappush(slots, (time, n - left))
-            n = left
-        left -= n
-    heapq.heappush(slots, (until, num_gpus - left))
+    def first(self, num_gpus: int) -> float:
+        """Return when `num_gpus` are free, of which there must be as many."""
+        left, time = num_gpus - self._num, self._time
+        popped: list[tuple[float, int]] = []
+        while left > 0:
+            popped.append(heappop(self._heap))
+            time, n = popped[-1]
+            left -= n
+        for slot in popped:
+            heappush(self._heap, slot)
+        return time
+
+    def take(self, num_gpus: int) -> float:
+        """Take the `num_gpus` that become free first, of which there must be as many; returns when the last of them does."""
+        while self._num < num_gpus:
+            num_gpus -= self._num
+            self._time, self._num = heappop(self._heap)
+        self._num -= num_gpus
+        return self._time
+
+    def add(self, time: float, num_gpus: int) -> None:
+        if time < self._time:
+            heappush(self._heap, (self._time, self._num))
+            self._time, self._num = time, num_gpus
+        else:
+            heappush(self._heap, (time, num_gpus))

@@ -33,6 +33,13 @@ class PoolTimeline:
         ]
         self.by_name = {r.name: r for r in self.nodes}
         self.largest = max((r.size for r in self.nodes), default=0)
+        self.fabrics: dict[str, list[NodeTimeline]] = {}
+        for node in self.nodes:
+            self.fabrics.setdefault(node.fabric, []).append(node)
+        sizes: dict[str, int] = {}
+        for n in pool.nodes:
+            sizes[n.fabric] = sizes.get(n.fabric, 0) + n.num_gpus
+        self._widest = max(sizes.values(), default=0)
         self.shared = NodeTimeline(index=len(self.nodes), name="", size=pool.num_gpus - pool.reserved_gpus, fabric="", now=now)
         self._claimed: dict[int, NodeTimeline] = {}
         self._free = ByFree(())
@@ -62,10 +69,11 @@ class PoolTimeline:
         for name, n in placement or self._guess(num_gpus):
             node = self.by_name.get(name)
             if node is not None:  # a node that is not ready offers no GPUs
-                node.run(self.takes(node, n), end, job_id)
+                takes = self.takes(node, n)
+                node.run(takes, end, job_id)
                 self._where.setdefault(job_id, []).append(node)
                 if tier != RESERVED_FOR:
-                    self.shared.run(self.takes(node, n), end, job_id)
+                    self.shared.run(takes, end, job_id)
 
     def _guess(self, num_gpus: int) -> Iterable[tuple[str, int]]:
         best = min((r for r in self.nodes if r.free >= num_gpus), key=lambda r: (r.free, r.index), default=None)
@@ -113,18 +121,15 @@ class PoolTimeline:
         return ((self.nodes[min(fits)[1]].name, num_gpus),) if fits else None
 
     def _on_nodes_now(self, num_gpus: int, until: float, lower: bool) -> Placement | None:
-        fits = [r for i in self._free.with_at_least(1) if (r := self.nodes[i])]
-        fits += [r for r in self._claimed.values() if r.fits_now(1, until)]
-        fabrics: dict[str, list[NodeTimeline]] = {}
-        for node in fits:
-            fabrics.setdefault(node.fabric, []).append(node)
-        found: list[tuple[int, str, Placement]] = []
-        for fabric, nodes in fabrics.items():
-            empty = [r for r in nodes if r.free == r.size and r.fits_now(r.size, until)]
-            placement = _spread(num_gpus, empty, nodes, lambda r, n: r.fits_now(n, until))
+        empty = {
+            fabric: [r for r in nodes if r.free == r.size and (not r.claims or r.fits_now(r.size, until))]
+            for fabric, nodes in self.fabrics.items()
+        }
+        for fabric in sorted(empty, key=lambda f: (sum(r.size for r in empty[f]), f)):
+            placement = _spread(num_gpus, empty[fabric], self.fabrics[fabric], lambda r, n: r.fits_now(n, until))
             if placement and not (lower and self.whole and not self.shared.fits_now(self.held(placement), until)):
-                found.append((sum(r.size for r in empty), fabric, placement))
-        return min(found)[2] if found else None
+                return placement
+        return None
 
     # Placing later
 
@@ -145,39 +150,39 @@ class PoolTimeline:
     def _earliest(self, num_gpus: int, length: float, after: float, most: int) -> tuple[float, Placement]:
         """Return the first time and nodes for the gang, among nodes of which it takes at most `most` GPUs."""
         if num_gpus <= self.largest:
-            start, _, node = min(
-                (
-                    r.earliest(takes, length, after) if r.size >= num_gpus and (takes := self.takes(r, num_gpus)) <= most else NEVER,
-                    r.free,
-                    r.index,
-                )
-                for r in self.nodes
-            )
-            return (start, ((self.nodes[node].name, num_gpus),)) if start < NEVER else (NEVER, ())
-        fabrics: dict[str, list[NodeTimeline]] = {}
-        for r in self.nodes:
-            fabrics.setdefault(r.fabric, []).append(r)
-        found = [self._together(num_gpus, nodes, length, after) for nodes in fabrics.values()]
+            start: float = NEVER
+            chosen: NodeTimeline | None = None
+            for r in self.nodes:
+                takes = r.size if self.whole else num_gpus
+                time = r.earliest(takes, length, after) if r.size >= num_gpus and takes <= most else NEVER
+                if time < start or (chosen and time == start and r.free < chosen.free):
+                    start, chosen = time, r
+            return (start, ((chosen.name, num_gpus),)) if chosen else (NEVER, ())
+        found = [self._together(num_gpus, nodes, length, after) for nodes in self.fabrics.values()]
         return min((f for f in found if self.held(f[1]) <= most), key=lambda f: f[0], default=(NEVER, ()))
 
     def _together(self, num_gpus: int, nodes: Sequence[NodeTimeline], length: float, after: float) -> tuple[float, Placement]:
         if sum(r.size for r in nodes) < num_gpus:
             return NEVER, ()
         for _ in range(ROUNDS):
-            times = sorted(r.earliest(r.size, length, after) for r in nodes)
+            empty_from = [r.earliest(r.size, length, after) for r in nodes]
+            times = sorted(empty_from)
             for moment in times[num_gpus // self.largest - 1 :]:  # before that, too few nodes are free
                 if moment == NEVER:
                     return NEVER, ()
-                placement = self._spread_at(num_gpus, nodes, length, moment)
-                if placement:
+                soon = [r for r, time in zip(nodes, empty_from, strict=True) if time <= moment]
+                if placement := self._spread_at(num_gpus, nodes, soon, length, moment):
                     return moment, placement
             after = min((t for t in times if t > after), default=NEVER)
             if after == NEVER:
                 break
         return NEVER, ()
 
-    def _spread_at(self, num_gpus: int, nodes: Sequence[NodeTimeline], length: float, moment: float) -> Placement | None:
-        empty = [r for r in nodes if r.earliest(r.size, length, moment) == moment]
+    def _spread_at(
+        self, num_gpus: int, nodes: Sequence[NodeTimeline], soon: Sequence[NodeTimeline], length: float, moment: float
+    ) -> Placement | None:
+        """`soon`: the nodes of which all may be free at `moment`."""
+        empty = [r for r in soon if r.earliest(r.size, length, moment) == moment]
         return _spread(num_gpus, empty, nodes, lambda r, n: r.earliest(n, length, moment) == moment)
 
     def when_free(self, placement: Placement, tier: str, length: float, after: float) -> float:
@@ -240,12 +245,7 @@ class PoolTimeline:
 
     def could_hold(self, num_gpus: int, tier: str) -> bool:
         """Whether the gang would fit if nothing ran, counting nodes that are not ready."""
-        if num_gpus > self.pool.widest(tier):
-            return False
-        sizes: dict[str, list[int]] = {}
-        for node in self.pool.nodes:
-            sizes.setdefault(node.fabric, []).append(node.num_gpus)
-        return any(sum(of) >= num_gpus for of in sizes.values())
+        return num_gpus <= min(self._widest, self.pool.widest(tier))
 
     def together(self, num_gpus: int) -> bool:
         """Whether `num_gpus` are free on nodes that could hold such a gang, counting reserved ones as free."""
@@ -256,10 +256,9 @@ class PoolTimeline:
     def _are_together(self, num_gpus: int) -> bool:
         if num_gpus <= self.largest:
             return any(r.free >= num_gpus for r in self.nodes)
-        fabrics: dict[str, list[NodeTimeline]] = {}
-        for node in self.nodes:
-            fabrics.setdefault(node.fabric, []).append(node)
-        return any(_spread(num_gpus, [r for r in nodes if r.free == r.size], nodes, lambda r, n: r.free >= n) for nodes in fabrics.values())
+        return any(
+            _spread(num_gpus, [r for r in nodes if r.free == r.size], nodes, lambda r, n: r.free >= n) for nodes in self.fabrics.values()
+        )
 
 
 def _spread(

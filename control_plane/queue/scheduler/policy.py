@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from control_plane.capacity.pools import RESERVED_FOR, Pool, in_order, may_use_spot
+from control_plane.capacity.pools import RESERVED_FOR
 from control_plane.queue.scheduler import preemption
+from control_plane.queue.scheduler.kinds import Kind, Kinds
 from control_plane.queue.scheduler.model import Ahead, Decision, Preempt, Reason, Reservation, Running, Snapshot, Start, Wait, Waiting
 from control_plane.queue.scheduler.node_timeline import NEVER, ROUNDING_S
-from control_plane.queue.scheduler.order import due_times, factors, forecast, group, max_queue_waits, order, overdue
+from control_plane.queue.scheduler.order import OVERDUE, due_times, factors, forecast, max_queue_waits, ranked
 from control_plane.queue.scheduler.placement import TIE_S, PoolTimeline, ReservationPlan, length
 from control_plane.queue.scheduler.rules import DEFAULT, Rules
 
-_Kind = tuple[int, str, bool, tuple[str, ...]]
-"""Kind of a job that others may be stopped for: width, tier, whether it is due, pools."""
+_Search = tuple[int, str, bool, tuple[str, ...]]
+"""What a search for victims depends on beside a job's length: width, tier, whether it is due, pools."""
 _Limit = tuple[str, str, bool]
 """What limits the number of reservations: pool, tier, and whether it is that of evaluations."""
 PASSES = 3
@@ -63,15 +64,19 @@ class _Round:
         self.snapshot, self.now, self.rules = snapshot, now, rules
         self.timelines = {p.name: PoolTimeline(p, now) for p in snapshot.pools}
         self._run()
-        self._able: dict[tuple[str, str, int, bool, bool], list[Pool]] = {}
-        fair = factors(snapshot, rules=rules)
-        admissible = [w for w in snapshot.waiting if w.evaluation is None and self.blocked(w) is None]
-        due = due_times(admissible, self.timelines, self.names, now=now, rules=rules)
-        self.max_queue_waits = max_queue_waits(admissible, due, self.names)
+        self._kinds = Kinds(snapshot, self.timelines)
+        self.kinds = {w.job_id: self._kinds.of(w) for w in snapshot.waiting}
+        bars = snapshot.suspended or snapshot.closed_to or snapshot.closed or snapshot.capped
+        self.blocked = {w.job_id: why for w in snapshot.waiting if (why := self._blocked(w)) is not None} if bars else {}
+        """Why jobs may not start now, whatever is free."""
+        admissible = [w for w in snapshot.waiting if w.evaluation is None and w.job_id not in self.blocked]
+        due = due_times(admissible, self.kinds, self.timelines, now=now, rules=rules)
+        self.max_queue_waits = max_queue_waits(admissible, self.kinds, due)
         self.due: dict[str, float | None] = {w.job_id: due.get(w.job_id, w.due_at) for w in snapshot.waiting}
-        every = order(snapshot.waiting, now=now, rules=rules, fair=fair, due=due)
-        self.queue = [w for w in every if self.blocked(w) is None]
-        self.last = [w for w in every if self.blocked(w) is not None]
+        every = ranked(snapshot.waiting, now=now, rules=rules, fair=factors(snapshot, rules=rules), due=due)
+        self.queue = [w for _, w in every if w.job_id not in self.blocked]
+        self.last = [w for _, w in every if w.job_id in self.blocked]
+        self.overdue = {w.job_id for rank, w in every if rank[1] == OVERDUE}
         self.reservations = ReservationPlan(self.timelines, now)
         self.starts: dict[str, Start] = {}
         self.stops: dict[str, list[Preempt]] = {}
@@ -89,16 +94,19 @@ class _Round:
         """Number of blocked jobs with one of the limited reservations."""
         self.heads: dict[str, _Limit] = {}
         """Those jobs, with what limits them."""
-        self.failed: dict[_Kind, float] = {}
-        """Shortest length for which no victims were found, by kind of job: longer jobs find none either."""
+        self.refused: dict[bool, dict[Kind, float]] = {False: {}, True: {}}
+        """Shortest duration of a job that was given nothing, by whether it is overdue and by kind: a longer one would be given nothing
+        either, until a reservation is dropped or GPUs are to be released."""
+        self.failed: dict[_Search, float] = {}
+        """Shortest length for which no victims were found: longer jobs find none either."""
         self._orders: dict[bool, dict[str, list[Running]]] = {}
+        self._reasons: dict[Kind, tuple[Reason, str]] = {}
         self.searches = {True: rules.preemptors, False: rules.preemptors}
 
-    def blocked(self, job: Waiting) -> tuple[Reason, str] | None:
-        """Return why the job may not start now, whatever is free; None if it may."""
+    def _blocked(self, job: Waiting) -> tuple[Reason, str] | None:
         if (suspended := self.snapshot.suspended.get(job.tenant)) is not None:
             return Reason.TENANT_SUSPENDED, suspended
-        closed = self.snapshot.closed_to.get(job.tenant) or next((self.snapshot.closed.get(name) for name in self.names(job)), None)
+        closed = self.snapshot.closed_to.get(job.tenant) or next((self.snapshot.closed.get(name) for name in self._pools(job)), None)
         if closed is not None:
             return Reason.MAINTENANCE, closed
         capped = self.snapshot.capped.get(job.tenant)
@@ -131,35 +139,16 @@ class _Round:
             return self.now + late  # it should have ended already
         return max(end, self.now) if end >= self.now - TIE_S else self.now + late
 
-    def able(self, job: Waiting | Running) -> list[Pool]:
-        """Return the pools that could ever hold the job, preferred first; those under maintenance only if all of them are.
-
-        An evaluation on several GPUs needs a node in service that has them: it is one process.
-        """
-        spot = may_use_spot(spot=job.spot, tier=job.tier, expected_s=job.expected_s)
-        one_node = isinstance(job, Waiting) and job.evaluation is not None and job.num_gpus > 1
-        key = (job.tier, job.job_class, job.num_gpus, spot, one_node)
-        if key not in self._able:
-            pools = in_order(self.snapshot.pools, tier=job.tier, kind=job.job_class, num_gpus=job.num_gpus, spot=spot)
-            able = [p for p in pools if self.timelines[p.name].could_hold(job.num_gpus, job.tier)]
-            if one_node:
-                able = [p for p in able if job.num_gpus <= self.timelines[p.name].largest]
-            self._able[key] = [p for p in able if p.name not in self.snapshot.closed] or able
-        return self._able[key]
-
-    def names(self, job: Waiting | Running) -> list[str]:
-        """Timelines of the pools that could ever hold the job."""
-        return [p.name for p in self.able(job)]
-
-    def _is_due(self, job: Waiting) -> bool:
-        return overdue(job, job.waited(self.now), self.due[job.job_id]) >= 0.0
+    def _pools(self, job: Waiting) -> tuple[str, ...]:
+        """Return the pools that could ever hold the job, preferred first."""
+        return self.kinds[job.job_id].pools
 
     # Walking the queue
 
     def walk(self) -> None:
         """Offer GPUs to each job in order; repeat while reservations were released that others may have been refused for."""
         promised = [w for w in self.queue if w.promise]
-        self.reservations.keep(promised, {w.job_id: self.names(w) for w in promised})
+        self.reservations.keep(promised, {w.job_id: self._pools(w) for w in promised})
         held = [job for job in promised if job.job_id in self.reservations.of]
         for job in held:
             self._count(job)
@@ -173,13 +162,18 @@ class _Round:
         """Offer GPUs to each job in order; returns whether another pass may help."""
         given_back = False
         before: set[str] = set()
-        self.failed.clear()
+        self._forget_failures()
+        of = self.reservations.of
         for job in self.queue:
-            pools = self.able(job)
-            if not pools or job.job_id in self.starts or job.job_id in self.stops:
+            job_id, kind = job.job_id, self.kinds[job.job_id]
+            refused = self.refused[job_id in self.overdue].get(kind, NEVER) <= job.expected_s
+            if refused and job_id not in of and job_id not in self.stopping_for:
                 continue
-            old = self.reservations.drop(job)
-            start = self._start(job, pools, before)
+            if not kind.pools or job_id in self.starts or job_id in self.stops:
+                continue
+            if (old := self.reservations.drop(job)) is not None:
+                self._forget_refused()
+            start = self._start(job, kind, before)
             if start is not None:
                 given_back |= self._uncount(job) or (old is not None and (old.pool, old.placement) != (start.pool, start.placement))
                 continue
@@ -187,48 +181,60 @@ class _Round:
                 self.reservations.make(job, old)
                 if again:
                     self._sooner(job)
-                given_back |= self._preempt(job, pools)
+                given_back |= self._preempt(job, kind)
             else:
-                self._block(job, pools)
-            if (now_has := self.reservations.of.get(job.job_id)) is not None:
+                self._block(job, kind)
+            if (now_has := of.get(job_id)) is not None:
                 before.add(now_has.pool)
         return given_back
 
-    def _start(self, job: Waiting, pools: Sequence[Pool], before: Collection[str]) -> Start | None:
+    def _start(self, job: Waiting, kind: Kind, before: Collection[str]) -> Start | None:
         """`before`: pools in which an earlier job in the order holds a reservation."""
-        for pool in pools:
-            timelines = self.timelines[pool.name]
+        for pool in kind.pools:
+            timelines = self.timelines[pool]
             placement = timelines.fits_now(job.num_gpus, job.tier, length(job) - ROUNDING_S)
             if placement is not None:
                 timelines.start(job.job_id, job.tier, placement, length(job))
-                backfill = pool.name in before and job.promise is None
+                backfill = pool in before and job.promise is None
                 start = Start(
-                    job_id=job.job_id, pool=pool.name, num_gpus=job.num_gpus, placement=placement, backfill=backfill,
+                    job_id=job.job_id, pool=pool, num_gpus=job.num_gpus, placement=placement, backfill=backfill,
                     evaluation=job.evaluation,
                 )  # fmt: skip
                 self.starts[job.job_id] = start
                 return start
         return None
 
-    def _block(self, job: Waiting, pools: Sequence[Pool]) -> None:
+    def _block(self, job: Waiting, kind: Kind) -> None:
         """Reserve GPUs for a blocked job if possible, and stop other jobs for it if the rules allow."""
-        promise = self.reservations.plan(job, self._open(job))
+        pools = self._open(job)
+        promise = self.reservations.plan(job, pools)
         if promise is not None:
             self.reservations.make(job, promise)
             self._count(job)
-        self._preempt(job, pools)
+            self._forget_refused()
+        self._preempt(job, kind)
+        if not pools and job.job_id not in self.stops:
+            self.refused[job.job_id in self.overdue][kind] = job.expected_s
 
-    def _open(self, job: Waiting) -> list[str]:
+    def _forget_failures(self) -> None:
+        self.failed.clear()
+        self._forget_refused()
+
+    def _forget_refused(self) -> None:
+        for shortest in self.refused.values():
+            shortest.clear()
+
+    def _open(self, job: Waiting) -> Sequence[str]:
         """Return the pools in which another job of its tier and kind may get a reservation; any pool if others are stopped for it."""
         if job.job_id in self.stopping_for:
-            return self.names(job)
-        return [name for name in self.names(job) if self.slots.get(_limit(job, name), 0) < self.rules.promises]
+            return self._pools(job)
+        return [name for name in self._pools(job) if self.slots.get(_limit(job, name), 0) < self.rules.promises]
 
     def _sooner(self, job: Waiting) -> None:
         """Move its reservation to an earlier start, or make one if it may have one."""
         self._uncount(job)
         own, to = self.reservations.of[job.job_id].pool, self._open(job)
-        self.reservations.sooner(job, [name for name in self.names(job) if name == own or name in to])
+        self.reservations.sooner(job, [name for name in self._pools(job) if name == own or name in to])
         self._count(job)
 
     def _count(self, job: Waiting) -> None:
@@ -245,9 +251,9 @@ class _Round:
             self.slots[key] -= 1
         return key is not None
 
-    def _preempt(self, job: Waiting, pools: Sequence[Pool]) -> bool:
+    def _preempt(self, job: Waiting, kind: Kind) -> bool:
         """Apply rule 5; returns whether the job released one of the limited reservations of a pool and tier."""
-        premium, due, soon = job.tier == RESERVED_FOR, self._is_due(job), self.rules.handshake_s + TIE_S
+        premium, due, soon = job.tier == RESERVED_FOR, job.job_id in self.overdue, self.rules.handshake_s + TIE_S
         if (
             job.evaluation is not None
             or job.job_id in self.stops
@@ -259,51 +265,53 @@ class _Round:
         promise = self.reservations.of.get(job.job_id)
         if promise is not None and promise.start <= self.now + soon:
             return False
-        kind = (job.num_gpus, job.tier, due, tuple(p.name for p in pools))
-        if promise is None and self.failed.get(kind, NEVER) <= length(job):
+        search = (job.num_gpus, job.tier, due, kind.pools)
+        if promise is None and self.failed.get(search, NEVER) <= length(job):
             return False
         old, left = self.reservations.drop(job), self.searches[premium]
-        stops = self._cheapest(job, pools, premium=True, due=due) if premium else None
+        stops = self._cheapest(job, kind, premium=True, due=due) if premium else None
         if stops is None and self.rules.slicing:
-            stops = self._cheapest(job, pools, premium=False, due=due)
+            stops = self._cheapest(job, kind, premium=False, due=due)
         self.searches[premium] = max(self.searches[premium], left - 1)
         if stops is not None:
             self._stop(job, stops)
             return self._uncount(job)
-        self.failed[kind] = min(length(job), self.failed.get(kind, NEVER))
+        self.failed[search] = min(length(job), self.failed.get(search, NEVER))
         if old is not None:
             self.reservations.make(job, old)
         return False
 
-    def _cheapest(self, job: Waiting, pools: Sequence[Pool], *, premium: bool, due: bool) -> preemption.Stops | None:
-        def yields(victim: Running) -> bool:
-            if victim.job_id in self.stopped:
-                return False
-            if premium:
-                return preemption.yields_to_premium(victim, job, now=self.now, rules=self.rules)
-            max_queue_waits = self.max_queue_waits.get(group(victim, self.names), 0.0)
-            return preemption.yields_to_slice(victim, job, due=due, least_queue_wait=max_queue_waits, now=self.now, rules=self.rules)
-
+    def _cheapest(self, job: Waiting, kind: Kind, *, premium: bool, due: bool) -> preemption.Stops | None:
         found: list[preemption.Stops] = []
         looked = False
-        for pool in pools:
-            victims = [v for v in self._preemptees(longest=not premium).get(pool.name, []) if yields(v)]
+        for pool in kind.pools:
+            victims = [v for v in self._preemptees(premium=premium).get(pool, []) if v.job_id not in self.stopped]
+            if not premium:
+                victims = [v for v in victims if preemption.makes_room(v, job, due=due, now=self.now, rules=self.rules)]
             looked |= bool(victims)
-            stops = preemption.cheapest(job, self.timelines[pool.name], victims, now=self.now, rules=self.rules)
+            stops = preemption.cheapest(job, self.timelines[pool], victims, now=self.now, rules=self.rules)
             if stops is not None:
                 found.append(stops)
         self.searches[job.tier == RESERVED_FOR] -= looked
         return min(found, key=preemption.Stops.key, default=None)
 
-    def _preemptees(self, *, longest: bool) -> dict[str, list[Running]]:
-        """Return candidates to stop by pool, in the order in which they would be stopped, without protected jobs."""
-        if longest not in self._orders:
-            open_to = [r for r in self.snapshot.running if not preemption.is_protected(r, now=self.now, rules=self.rules)]
+    def _preemptees(self, *, premium: bool) -> dict[str, list[Running]]:
+        """Return candidates to stop for premium jobs, or for others, by pool, in the order in which they would be stopped."""
+        if premium not in self._orders:
+            open_to = [r for r in self.snapshot.running if self._is_candidate(r, premium=premium)]
             found: dict[str, list[Running]] = {}
-            for r in preemption.order_preemptees(open_to, longest=longest, now=self.now, rules=self.rules):
+            for r in preemption.order_preemptees(open_to, longest=not premium, now=self.now, rules=self.rules):
                 found.setdefault(r.pool, []).append(r)
-            self._orders[longest] = found
-        return self._orders[longest]
+            self._orders[premium] = found
+        return self._orders[premium]
+
+    def _is_candidate(self, job: Running, *, premium: bool) -> bool:
+        if preemption.is_protected(job, now=self.now, rules=self.rules):
+            return False
+        if premium:
+            return preemption.yields_to_premium(job, now=self.now, rules=self.rules)
+        least_queue_wait = self.max_queue_waits.get(self._kinds.of(job).group, 0.0)
+        return preemption.yields_to_slice(job, least_queue_wait=least_queue_wait, now=self.now, rules=self.rules)
 
     def _stop(self, job: Waiting, stops: preemption.Stops) -> None:
         moment = self.now + self.rules.handshake_s
@@ -311,9 +319,9 @@ class _Round:
         self.timelines[stops.pool].end_sooner(ids, moment)
         self.reservations.make(job, Reservation(start=moment, pool=stops.pool, placement=stops.placement, made_at=self.now))
         self.stopped |= ids
-        self.failed.clear()
+        self._forget_failures()
         what = f"a {job.tier} job for {_gpus(job.num_gpus)}"
-        why = "takes precedence" if job.tier == RESERVED_FOR else "is due" if self._is_due(job) else "is much shorter"
+        why = "takes precedence" if job.tier == RESERVED_FOR else "is due" if job.job_id in self.overdue else "is much shorter"
         self.stops[job.job_id] = [
             Preempt(
                 job_id=v.job_id,
@@ -330,7 +338,7 @@ class _Round:
         """Return decisions about all jobs, in order. An evaluation that waits has no place in the queue of jobs."""
         waiting = [w for w in self.queue if w.job_id not in self.starts]
         promised = {job_id: (p.pool, p.start) for job_id, p in self.reservations.of.items()}
-        guesses = forecast(((w, self.names(w)) for w in waiting), self.timelines, promised, self.now)
+        guesses = forecast(((w, self.kinds[w.job_id].pools) for w in waiting), self.timelines, promised, self.now)
         decisions: list[Decision] = []
         before: dict[str, int] = {}
         gpus = position = 0
@@ -339,7 +347,7 @@ class _Round:
                 decisions.append(self.starts[job.job_id])
                 continue
             if job.evaluation is not None:
-                decisions.append(self._wait(job, 0, Ahead(), guesses.get(job.job_id), 0))
+                decisions.append(self._wait(job, 0, Ahead(jobs={}, num_gpus=0), guesses.get(job.job_id), 0))
                 continue
             position += 1
             stops = self.stops.get(job.job_id, [])
@@ -352,14 +360,13 @@ class _Round:
 
     def _wait(self, job: Waiting, position: int, ahead: Ahead, guess: float | None, stops: int) -> Wait:
         promise = self.reservations.of.get(job.job_id)
-        timelines = [self.timelines[p.name] for p in self.able(job)]
-        if (blocked := self.blocked(job)) is not None:
-            (reason, detail), start = blocked, None
-        elif not timelines:
-            (reason, detail), start = never(job), None
+        kind, start = self.kinds[job.job_id], None
+        if (blocked := self.blocked.get(job.job_id)) is not None:
+            reason, detail = blocked
+        elif not kind.pools:
+            reason, detail = never(job)
         else:
-            stopping = stops + self.stopping_for.get(job.job_id, 0)
-            reason, detail = why(job, timelines, promise, stopping=stopping)
+            reason, detail = self._why(job, kind, promise, stops + self.stopping_for.get(job.job_id, 0))
             start = guess if promise is None else max(self.now, promise.start)
         return Wait(
             job_id=job.job_id,
@@ -372,6 +379,15 @@ class _Round:
             promise=promise,
             evaluation=job.evaluation,
         )
+
+    def _why(self, job: Waiting, kind: Kind, promise: Reservation | None, stopping: int) -> tuple[Reason, str]:
+        """Return the result of :func:`why`, which is the same for all jobs of a kind without a reservation."""
+        if promise is None and kind in self._reasons:
+            return self._reasons[kind]
+        found = why(job, [self.timelines[name] for name in kind.pools], promise, stopping=stopping)
+        if promise is None:
+            self._reasons[kind] = found
+        return found
 
 
 def _limit(job: Waiting, pool: str) -> _Limit:

@@ -67,26 +67,29 @@ def is_protected(job: Running, *, now: float, rules: Rules) -> bool:
     return job.preemptions > 0 and now - job.started_at < rules.cool_down_s
 
 
-def yields_to_premium(job: Running, other: Waiting, *, now: float, rules: Rules) -> bool:
+def yields_to_premium(job: Running, *, now: float, rules: Rules) -> bool:
     """Rule 5.1: a job of a lower tier makes room for a premium one, unless it is past a share of its expected time."""
-    if TIER_ORDER[job.tier] <= TIER_ORDER[other.tier]:
-        return False
-    return job.expected_end - now >= (1.0 - rules.protect_past) * job.expected_s
+    return job.tier != RESERVED_FOR and job.expected_end - now >= (1.0 - rules.protect_past) * job.expected_s
 
 
-def yields_to_slice(job: Running, other: Waiting, *, due: bool, least_queue_wait: float, now: float, rules: Rules) -> bool:
-    """Rule 5.2: a job of the same or a lower tier makes room for one that is due, or much shorter.
+def yields_to_slice(job: Running, *, least_queue_wait: float, now: float, rules: Rules) -> bool:
+    """Rule 5.2: a job may have to make room for one that is due, or much shorter (:func:`makes_room`).
 
     Never stopped are
 
     1. premium jobs;
     2. jobs whose wait is used up: they would be due again at once. A running job has at least the maximum wait of its tier's waiting jobs;
-    3. jobs that have not run for a while in this attempt;
-    4. for a job that is not due: jobs that do not have many times as long to run.
+    3. jobs that have not run for a while in this attempt.
     """
-    if job.tier == RESERVED_FOR or TIER_ORDER[job.tier] < TIER_ORDER[other.tier]:
+    if job.tier == RESERVED_FOR or max(remaining_wait(job), least_queue_wait - job.waited_s) <= rules.overhead_s:
         return False
-    if max(remaining_wait(job), least_queue_wait - job.waited_s) <= rules.overhead_s or now - job.started_at < rules.least_run_s:
+    return now - job.started_at >= rules.least_run_s
+
+
+def makes_room(job: Running, other: Waiting, *, due: bool, now: float, rules: Rules) -> bool:
+    """Whether a job that yields by rule 5.2 does so to `other`: one of its own or a higher tier that is due, or for which the job has
+    many times as long to run."""
+    if TIER_ORDER[job.tier] < TIER_ORDER[other.tier]:
         return False
     weight = (job.num_gpus / other.num_gpus) ** rules.size_exponent
     return due or (job.expected_end - now) * weight >= rules.shorter_by * length(other)
@@ -113,7 +116,7 @@ class _Search:
     def __init__(self, job: Waiting, pool: PoolTimeline, victims: Sequence[Running], *, now: float, rules: Rules) -> None:
         self.job, self.pool, self.now, self.rules = job, pool, now, rules
         self.moment = now + rules.handshake_s
-        self.by_id = {v.job_id: v for v in victims}
+        self.victims = victims
         self.rank = {v.job_id: i for i, v in enumerate(victims)}
         self.nodes = {name for v in victims for name, _ in v.placement}
         """Nodes on which victims run."""
@@ -126,10 +129,7 @@ class _Search:
         return [self._stops(((r.name, need),), v) for r, v in islice(found, self.rules.candidates)]
 
     def on_nodes(self) -> list[Stops]:
-        fabrics: dict[str, list[NodeTimeline]] = {}
-        for node in self.pool.nodes:
-            fabrics.setdefault(node.fabric, []).append(node)
-        return [s for nodes in fabrics.values() if (s := self._on_fabric(nodes)) is not None]
+        return [s for nodes in self.pool.fabrics.values() if (s := self._on_fabric(nodes)) is not None]
 
     def _on_fabric(self, nodes: Sequence[NodeTimeline]) -> Stops | None:
         emptied = [(r, v) for r in nodes if (v := self._emptied(r, r.size)) is not None]
@@ -151,15 +151,18 @@ class _Search:
     def _emptied(self, node: NodeTimeline, num_gpus: int) -> list[Running] | None:
         """Return the jobs to stop for `num_gpus` of this node; None if they do not suffice."""
         need = self.pool.takes(node, num_gpus)
-        chosen = sorted((j for _, _, j in node.ends if j in self.by_id), key=self.rank.__getitem__)
+        chosen = [j for _, _, j in node.ends if j in self.rank]
         if not self._fits(node, chosen, need):
             return None
+        chosen.sort(key=self.rank.__getitem__)
         for job_id in reversed(chosen[:]):
             if self._fits(node, rest := [c for c in chosen if c != job_id], need):
                 chosen = rest
-        return [self.by_id[c] for c in chosen]
+        return [self.victims[self.rank[c]] for c in chosen]
 
     def _fits(self, node: NodeTimeline, stopped: Sequence[str], need: int) -> bool:
+        if not node.claims:  # it stays free
+            return node.free + sum([n for end, n, j in node.ends if j in stopped or end <= self.moment + TIE_S]) >= need
         other = node.without(frozenset(stopped), self.moment) if stopped else node
         return other.earliest(need, length(self.job), self.moment) <= self.moment + TIE_S
 

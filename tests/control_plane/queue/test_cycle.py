@@ -393,7 +393,7 @@ def test_a_stored_promise_comes_back_as_it_was_made_and_its_earliest_start_is_ke
     def tell(promise: scheduler.Reservation | None, at: datetime) -> cycle.Explained:
         with world.platform.engine.begin() as conn:
             _, rows = queue_reading.read(conn, pools(world.platform), at)
-            told = replace(wait, promise=promise)
+            told = wait._replace(promise=promise)
             return cycle.explain(conn, rows, [told], left_s={job.job_id: 60.0}, capped=(), last=None, now=at)
 
     assert tell(made, now).promises == 1

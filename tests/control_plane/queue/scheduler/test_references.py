@@ -306,6 +306,7 @@ def test_the_forecast_gives_each_job_the_gpus_of_its_pools_that_are_free_first(i
             )
             for i in range(12)
         ]
+        jobs.sort(key=lambda j: TIERS.index(j[0].tier))
         promised = {} if in_turn else {"j3": (rng.choice("pq"), NOW + rng.choice([-50.0, 700.0]))}
         wanted: dict[str, float] = {}
         for job, of in jobs:
