@@ -45,7 +45,7 @@ IMPORTED = (
 )  # fmt: skip
 """What the tests and the modules import that takes long."""
 READY_S = 150
-"""Ten times what the imports take where nothing else runs, and less than a test may."""
+"""Several times what the imports take where nothing else runs, and less than a test may."""
 COLLECT_AFTER = (50_000, 20, 20)
 """Of a worker's CPU time Python's own thresholds (700, 10, 10) spend 11 % in the garbage collector, these 4 %."""
 ORDER_BYTES = 1 << 20
@@ -155,7 +155,7 @@ def _import_tests() -> None:
     os.environ.pop("PYTEST_ADDOPTS", None)  # an order brings its own environment
     plugin = _ModulesOnly()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        code = pytest.main(["--collect-only", "--capture=no", "-p", "no:cacheprovider"], plugins=[plugin])
+        code = pytest.main(["--collect-only", "-p", "no:cacheprovider"], plugins=[plugin])
     if plugin.failed or code != pytest.ExitCode.NO_TESTS_COLLECTED:
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
             del sys.modules[name]
