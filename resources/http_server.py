@@ -30,6 +30,7 @@ that a proxy sends while the server closes the connection is lost, and a proxy d
 class BoundedHttp(HttpToolsProtocol):
     """Answers 431 to a head that is too long, 408 to one that takes too long, and closes the connection."""
 
+    head_timeout_s = HEAD_TIMEOUT_S
     _head_open = True
     """True from the end of a request to the end of the next one's headers."""
     _unparsed_bytes = 0
@@ -77,7 +78,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_deadline(self) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+            self._deadline = self.loop.call_later(self.head_timeout_s, self._head_is_late)
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
@@ -86,7 +87,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._deadline = None
-        message = f"the request line and headers took longer than {HEAD_TIMEOUT_S:g} s; send them at once"
+        message = f"the request line and headers took longer than {self.head_timeout_s:g} s; send them at once"
         self._refuse(408, message, code="headers_too_slow")
 
     def _refuse(self, status: int, message: str, *, code: str) -> None:

@@ -58,13 +58,14 @@ class OpenIdProvider:
         client_secret: Callable[[], str] = str,
         groups_claim: str = "groups",
         clock: Callable[[], float] = time.time,
+        retry_s: float = RETRY_S,
     ) -> None:
-        self._issuer, self._client_id, self._client_secret, self._groups_claim, self._clock = (
-            issuer, client_id, client_secret, groups_claim, clock,
+        self._issuer, self._client_id, self._client_secret, self._groups_claim, self._clock, self._retry_s = (
+            issuer, client_id, client_secret, groups_claim, clock, retry_s,
         )  # fmt: skip
         self.host = urlsplit(issuer).netloc
         self._kept: dict[str, _Kept] = {}
-        self._failed_at = -RETRY_S
+        self._failed_at = -retry_s
         self._lock = threading.Lock()
 
     def begin(self, redirect_uri: str, *, another_account: bool = False) -> Authorization:
@@ -110,7 +111,7 @@ class OpenIdProvider:
             kept, now = self._kept.get(url), time.monotonic()
             if kept is not None and now - kept.at < KEPT_S and kept.at > newer_than:
                 return kept.document
-            if now - self._failed_at < RETRY_S:
+            if now - self._failed_at < self._retry_s:
                 raise self._unavailable("it did not answer a moment ago")
             try:
                 document = self._answer(lambda http: http.get(url))
@@ -178,7 +179,7 @@ class OpenIdProvider:
             try:
                 return jwt.decode(id_token, _keys(self._document(url)), algorithms=SIGNATURES)
             except (InvalidKeyIdError, BadSignatureError):
-                return jwt.decode(id_token, _keys(self._document(url, newer_than=began - RETRY_S)), algorithms=SIGNATURES)
+                return jwt.decode(id_token, _keys(self._document(url, newer_than=began - self._retry_s)), algorithms=SIGNATURES)
         except (JoseError, ValueError) as error:
             raise _untrusted(f"no key of the identity provider {self.host} verifies its ID token ({error}); sign in again") from error
 

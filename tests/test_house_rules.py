@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +46,9 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def heavy_imports() -> dict[str, list[str]]:
-    """Training libraries that each entrance imports, of our modules as the first.
-
-    A process imports one entrance after the other; once one brings a library, another process goes on, so that what is found is always
-    of the last import.
-    """
-    found: dict[str, list[str]] = {}
-    while left := [name for name in ENTRANCES if name not in found]:
-        found |= json.loads(run_python(IMPORTS, " ".join(left), " ".join(HEAVY)).splitlines()[-1])
-    return found
-
-
 @pytest.mark.parametrize("module", ENTRANCES)
-def test_an_entrance_imports_no_training_library(module: str, heavy_imports: dict[str, list[str]]) -> None:
-    assert heavy_imports[module] == []
+def test_an_entrance_imports_no_training_library(module: str, loaded: Loaded) -> None:
+    assert loaded.heavy_imports[module] == []
 
 
 def test_the_training_process_imports_no_platform() -> None:
@@ -92,18 +80,34 @@ print(json.dumps([graph, figures]))
 """
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    heavy_imports: dict[str, list[str]]
+    """Training libraries that each entrance imports, of our modules as the first."""
+    graph: dict[str, object]
+    figures: list[Any]
+    """Those that documents state."""
+
+
 @pytest.fixture(scope="module")
-def defined() -> tuple[dict[str, object], list[Any]]:
-    """The graph of the definitions, and the figures that documents state."""
-    graph, figures = json.loads(run_python(DEFINED).splitlines()[-1])
-    return graph, figures
+def loaded() -> Loaded:
+    """A process imports one entrance after the other, and then says what is defined.
+
+    Once an entrance brings a library, another process goes on, so that what is found is always of the last import.
+    """
+    found: dict[str, list[str]] = {}
+    while left := [name for name in ENTRANCES if name not in found]:
+        *_, imports, defined = run_python(IMPORTS + DEFINED, " ".join(left), " ".join(HEAVY)).splitlines()
+        found |= json.loads(imports)
+    graph, figures = json.loads(defined)
+    return Loaded(heavy_imports=found, graph=graph, figures=figures)
 
 
-def test_the_asset_graph_is_the_documented_one(defined: tuple[dict[str, object], list[Any]]) -> None:
+def test_the_asset_graph_is_the_documented_one(loaded: Loaded) -> None:
     def asset(group: str, *parents: str, checks: tuple[str, ...] = ()) -> dict[str, object]:
         return {"parents": sorted(parents), "group": group, "partitions": "jobs", "code_version": "1", "checks": list(checks)}
 
-    assert defined[0] == {
+    assert loaded.graph == {
         "assets": {
             "adapter": asset("adapters", "eval_report", "checkpoint", checks=("lineage_complete", "servable")),
             "adapter_evaluation": asset("adapters", "adapter"),
@@ -191,8 +195,8 @@ def test_every_reason_to_wait_is_documented() -> None:
     assert [r for r in Reason if f"`{r}`" not in documented] == []
 
 
-def test_decisions_state_the_figures_of_the_code(defined: tuple[dict[str, object], list[Any]]) -> None:
-    days, stale_s, hung_s, runs, jobs = defined[1]
+def test_decisions_state_the_figures_of_the_code(loaded: Loaded) -> None:
+    days, stale_s, hung_s, runs, jobs = loaded.figures
     partitions, stages = (" ".join((ROOT / "docs" / "decisions" / name).read_text().split()) for name in PAGES)
     assert f"{days} days after its end (`FT_PARTITION_DAYS`)" in partitions
     assert f"no heartbeat for {stale_s} s ({hung_s} s while" in stages

@@ -153,10 +153,15 @@ class LocalServers:
 
 
 def stop_all(settings: Settings) -> list[str]:
-    """Stop every server of this home, and wait until it is gone; returns the ids of their models."""
+    """Stop every server of this home, and wait until it is gone; returns the ids of their models.
+
+    It does not wait for servers whose record cannot be read: it cannot stop them.
+    """
     left = there = _directories(settings)
     until = time.monotonic() + STOP_S
     while (left := [directory for directory in left if not _is_gone(directory)]) and time.monotonic() < until:
+        if not any(_is_readable(directory) for directory in left):
+            break
         time.sleep(POLL_S)
     if left:
         log.error("servers of %s could not be stopped", ", ".join(directory.name for directory in left))
@@ -197,6 +202,14 @@ def _read(directory: Path) -> _Process | None:
         return None
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{directory / RECORD} cannot be read: {error}; see to its process, and delete the directory") from error
+
+
+def _is_readable(directory: Path) -> bool:
+    try:
+        _read(directory)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _last_line(directory: Path) -> str:

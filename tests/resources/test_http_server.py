@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from urllib.parse import urlsplit
 
@@ -18,23 +18,29 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
 from resources import http_server
-from resources.http_server import HEAD_TIMEOUT_S, KEEP_ALIVE_S, MAX_HEAD_BYTES
+from resources.http_server import HEAD_TIMEOUT_S, KEEP_ALIVE_S, MAX_HEAD_BYTES, BoundedHttp, config
+from tests.support.servers.served_app import served
 
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def url(platform: Platform, serve: Callable[[ASGIApp], str]) -> str:
-    return serve(create_app(platform))
+class ImpatientHttp(BoundedHttp):
+    head_timeout_s = 3.0
 
 
 @pytest.fixture(scope="module")
-def echo(serve: Callable[[ASGIApp], str]) -> str:
+def url(platform: Platform) -> Iterator[str]:
+    with served(create_app(platform), http=ImpatientHttp) as at:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[str]:
     """Answers with the length of the body, and of each header ``x-...``; /slow sends for longer than a head may take."""
 
     async def length(request: Request) -> PlainTextResponse:
@@ -47,11 +53,13 @@ def echo(serve: Callable[[ASGIApp], str]) -> str:
 
             for _ in range(12):
                 yield b"x"
-                await anyio.sleep(1)
+                await anyio.sleep(0.3)
 
         return StreamingResponse(pieces())  # type: ignore[arg-type]
 
-    return serve(Starlette(routes=[Route("/", length, methods=["GET", "POST"]), Route("/slow", slow)]))
+    app = Starlette(routes=[Route("/", length, methods=["GET", "POST"]), Route("/slow", slow)])
+    with served(app, http=ImpatientHttp, timeout_keep_alive=1) as at:
+        yield at
 
 
 def connect(url: str) -> socket.socket:
@@ -119,6 +127,12 @@ def watch(url: str) -> Iterator[Watch]:
         yield made
 
 
+def test_a_server_has_the_documented_limits_unless_others_are_given() -> None:
+    made = config(Starlette())
+    assert made.http is BoundedHttp and BoundedHttp.head_timeout_s == HEAD_TIMEOUT_S == 10
+    assert made.timeout_keep_alive == KEEP_ALIVE_S == 75
+
+
 def test_a_url_of_64_mib_holds_up_nobody(url: str, watch: Watch) -> None:
     with closing(connect(url)) as sock:
         passed = sent(sock, b"GET /", *[b"a" * MIB] * 64, b" HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -149,7 +163,7 @@ def test_200_half_open_connections_hold_up_nobody_and_are_closed(url: str, watch
         drip = held[2]
         drip.settimeout(0.5)
         closed_after = None
-        while time.monotonic() - began < HEAD_TIMEOUT_S + 60 and closed_after is None:
+        while time.monotonic() - began < ImpatientHttp.head_timeout_s + 60 and closed_after is None:
             try:
                 drip.sendall(b"v")  # a byte now and then buys no time
                 if drip.recv(65536):
@@ -158,7 +172,7 @@ def test_200_half_open_connections_hold_up_nobody_and_are_closed(url: str, watch
                 continue
             except OSError:
                 closed_after = time.monotonic() - began
-        assert closed_after is not None and closed_after > HEAD_TIMEOUT_S - 1
+        assert closed_after is not None and closed_after > ImpatientHttp.head_timeout_s - 1
         for i, sock in enumerate(held[3:]):
             answer = received(sock)
             assert (answer == b"") if i % 3 == 0 else answer.startswith(b"HTTP/1.1 408 ")
@@ -202,10 +216,12 @@ def test_trailers_without_end_are_cut_off(echo: str, endless: bytes) -> None:
         received(sock)
 
 
-def test_an_idle_connection_stays_open_longer_than_proxies_keep_it() -> None:
-    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None: ...
-
-    assert http_server.config(app).timeout_keep_alive == KEEP_ALIVE_S > 60
+def test_an_idle_connection_is_closed(echo: str) -> None:
+    with closing(connect(echo)) as idle:
+        idle.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        began = time.monotonic()
+        assert b"200 OK" in idle.recv(65536)
+        assert idle.recv(65536) == b"" and time.monotonic() - began < 1 + 5
 
 
 def test_a_request_in_progress_is_answered_after_the_end_of_the_server_was_announced() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
-ALERTS, ALERTS_TEST = ROOT / "deploy/observability/alerts.yaml", Path(__file__).with_name("alerts_test.yaml")
+ALERTS = ROOT / "deploy/observability/alerts.yaml"
+ALERTS_TESTS = tuple(Path(__file__).with_name(name) for name in ("alerts_test.yaml", "alerts_of_days_test.yaml"))
 SLO_RULES = ROOT / "deploy/observability/slo-rules.yaml"
 DASHBOARDS = {path.stem: path for path in sorted((ROOT / "deploy/observability/dashboards").glob("*.json"))}
 SCRAPED = frozenset({"job", "instance", "le"})

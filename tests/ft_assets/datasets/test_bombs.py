@@ -99,7 +99,7 @@ SMALL_BOMBS = {
 }
 
 
-@pytest.mark.parametrize("suffix", ["gz", "zst"])
+@pytest.mark.parametrize("suffix", ["gz", pytest.param("zst", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", SMALL_BOMBS)
 def test_a_small_compressed_file_has_rows_and_bytes_for_a_minute_at_most(tmp_path: Path, case: str, suffix: str) -> None:
     (size, code, most), path = SMALL_BOMBS[case], tmp_path / "upload"

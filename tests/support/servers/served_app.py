@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -15,10 +16,10 @@ from resources import http_server
 
 
 @contextmanager
-def served(app: ASGIApp, *, port: int = 0) -> Iterator[str]:
-    """Serve `app` and return its URL."""
+def served(app: ASGIApp, *, port: int = 0, **options: Any) -> Iterator[str]:
+    """Serve `app` and return its URL; `options` are those of ``uvicorn.Config``."""
     listener = socket.create_server(("127.0.0.1", port))
-    server = uvicorn.Server(http_server.config(app, log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(http_server.config(app, log_level="warning", timeout_graceful_shutdown=1, **options))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

@@ -31,7 +31,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "no byte-level tokenizer": metaspace,
 }
 TEXTS: dict[str, Callable[[random.Random], str]] = {
-    "words": lambda rng: " ".join(rng.choice(("hello", "card", "the", "it's", "lost?", "Gr\u00fc\u00dfe", "42")) for _ in range(8_000)),
+    "words": lambda rng: " ".join(rng.choice(("hello", "card", "the", "it's", "lost?", "Gr\u00fc\u00dfe", "42")) for _ in range(4_500)),
     "anything": lambda rng: "".join(rng.choice(PIECES) for _ in range(10_000)),
     "one run of letters": lambda rng: "".join(rng.choices("abcdefgh", k=20_000)),
     "white space": lambda rng: "".join(rng.choices(" \n\t", k=40_000)),
