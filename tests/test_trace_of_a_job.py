@@ -133,7 +133,7 @@ def test_a_job_is_one_trace_from_its_request_to_its_adapter_and_one_tracked_run(
 def check_tracked_files(artifacts: Path) -> None:
     files = {str(f).partition("/artifacts/")[2]: f for f in artifacts.rglob("*") if f.is_file()}
     trained = {"spec.json", "loss_curve.svg", "step_metrics.csv", "model/adapter_config.json", "model/manifest.json"}
-    assert set(files) == trained | {"evaluation/report.json", "evaluation/report.md"}
+    assert set(files) == trained | {f"evaluation/{name}" for name in ("report.json", "report.md", "scores.json", "gate.json")}
     assert json.loads(files["evaluation/report.json"].read_text())["report"]["samples"] == [], "no row of the tenant's data"
     assert json.loads(files["model/adapter_config.json"].read_text())["peft_type"] == "LORA"
 

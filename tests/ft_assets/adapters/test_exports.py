@@ -33,6 +33,12 @@ pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.f
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def without_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not installed: it reads no tokenizer without merges, as these models have. test_export_formats.py tries it."""
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+
+
 def order(base_dir: Path, adapter_dir: Path, format: Format, precision: Precision | None = None, **changes: Any) -> Order:
     told = {"id": "tiny", "repo": "local", "revision": "r", "digest": "d", "license": "Apache-2.0"}
     values = {
@@ -160,11 +166,8 @@ def test_an_export_that_would_answer_otherwise_is_not_handed_out(base: Path, tmp
         pytest.param({"tie_word_embeddings": True}, True, id="tied"),
     ],
 )
-def test_a_gguf_file_answers_as_base_and_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], read_alone: bool
-) -> None:
+def test_a_gguf_file_answers_as_base_and_adapter(tmp_path: Path, config: dict[str, Any], read_alone: bool) -> None:
     """`read_alone`: the library's reader finds all that it needs in the file, and takes nothing from a config beside it."""
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)  # not installed: it reads no tokenizer without merges, as these models have
     base = variant(tmp_path / "base", **config)
     adapter = build_tiny_adapter(tmp_path / "adapter", base, base_name="tiny")
     built, files = made(order(base, adapter, Format.GGUF, Precision.F32), tmp_path / "a")

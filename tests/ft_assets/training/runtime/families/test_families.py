@@ -25,6 +25,7 @@ from ft_assets.adapters import package, tensors, whole_model  # noqa: E402
 from ft_assets.adapters.exports import merge, proof  # noqa: E402
 from ft_assets.base_models import count_parameters  # noqa: E402
 from ft_assets.training import model_shapes  # noqa: E402
+from ft_assets.training.model_shapes.attention_kernels import Choice  # noqa: E402
 from ft_assets.training.runtime import device_metrics  # noqa: E402
 from ft_assets.training.runtime.model import attention, decoder  # noqa: E402
 from ft_assets.training.runtime.objectives import token_logps, tokens  # noqa: E402
@@ -154,7 +155,7 @@ def _bare_head(patch: pytest.MonkeyPatch) -> None:
 
 
 def _as_asked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention, "exact", lambda asked, config: asked)
+    patch.setattr(attention, "chosen", lambda wanted, *_, **__: Choice(kernel=wanted, reason="as asked"))
 
 
 def _masks_of_its_own(patch: pytest.MonkeyPatch) -> None:
