@@ -82,7 +82,7 @@ if TEMPORARY is not None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if any(Path(forked_modules.__file__).name in str(spec) for spec in config.getoption("tx", ())) and not hasattr(config, "workerinput"):
-        forked_modules.address(with_tests=True)  # its import begins before the first worker asks
+        forked_modules.address()  # its import begins before the first worker asks
         home = Path(tempfile.mkdtemp(prefix="ft-postgres-"))
         atexit.register(shutil.rmtree, home, ignore_errors=True)
         embedded.stop(database_server(home / "data"))

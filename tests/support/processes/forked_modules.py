@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import gc
 import importlib
-import io
 import json
 import os
 import random
@@ -29,10 +28,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pytest
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 FORKS_AT = "FT_TESTS_FORK_AT"
@@ -45,7 +41,7 @@ IMPORTED = (
 )  # fmt: skip
 """What the tests and the modules import that takes long."""
 READY_S = 150
-"""Several times what the imports take where nothing else runs, and less than a test may."""
+"""Ten times what the imports take where nothing else runs, and less than a test may."""
 COLLECT_AFTER = (50_000, 20, 20)
 """Of a worker's CPU time Python's own thresholds (700, 10, 10) spend 11 % in the garbage collector, these 4 %."""
 ORDER_BYTES = 1 << 20
@@ -95,11 +91,11 @@ def start(module: str, arguments: Sequence[str], *, env: Mapping[str, str], cwd:
         return _fork(address(), order, (nothing.fileno(), out.fileno(), out.fileno()))
 
 
-def address(*, with_tests: bool = False) -> str:
-    """Where the server listens; it is started if there is none, and then imports all test modules too if so asked."""
+def address() -> str:
+    """Where the server listens; it is started if there is none."""
     if FORKS_AT not in os.environ:
         where = str(Path(tempfile.mkdtemp(prefix="ft-forks-")) / "s")
-        command = [sys.executable, __file__, "serve-with-tests" if with_tests else "serve", where]
+        command = [sys.executable, __file__, "serve", where]
         server = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE)
         assert server.stdin is not None
         os.environ[FORKS_AT] = where
@@ -131,37 +127,7 @@ def _fork(where: str, order: Mapping[str, Any], streams: Sequence[int]) -> Forke
     return Forked(connection, int(connection.recv(64)))
 
 
-class _ModulesOnly:
-    """A plugin of pytest that has it import test modules and make no tests of them."""
-
-    failed = False
-
-    def pytest_pycollect_makeitem(self) -> list[object]:
-        return []
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self.failed |= report.failed
-        if report.skipped:  # it is imported in part
-            sys.modules.pop(report.nodeid.removesuffix(".py").replace("/", "."), None)
-
-
-def _import_tests() -> None:
-    """Import the test modules as pytest does: its workers find them, instead of each compiling and importing all.
-
-    After an error none is kept: the workers import them themselves, and report it.
-    """
-    import pytest
-
-    os.environ.pop("PYTEST_ADDOPTS", None)  # an order brings its own environment
-    plugin = _ModulesOnly()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        code = pytest.main(["--collect-only", "-p", "no:cacheprovider"], plugins=[plugin])
-    if plugin.failed or code != pytest.ExitCode.NO_TESTS_COLLECTED:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
-            del sys.modules[name]
-
-
-def _serve(where: str, *, with_tests: bool) -> dict[str, Any]:
+def _serve(where: str) -> dict[str, Any]:
     """Fork for every order until stdin is closed; returns in a child alone, with its order."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -169,9 +135,6 @@ def _serve(where: str, *, with_tests: bool) -> dict[str, Any]:
         for name in IMPORTED:
             with contextlib.suppress(Exception):  # what cannot be imported fails in the tests that need it, by its name
                 importlib.import_module(name)
-        if with_tests:
-            _import_tests()
-            gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
         gc.enable()
@@ -242,7 +205,7 @@ def stand_in(**order: Any) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in ("serve", "serve-with-tests"):
-        _become(_serve(sys.argv[2], with_tests=sys.argv[1] == "serve-with-tests"))
+    if sys.argv[1] == "serve":
+        _become(_serve(sys.argv[2]))
     else:
         sys.exit(stand_in(code=sys.argv[-1], argv=["-c"]))
