@@ -7,6 +7,7 @@ It runs a scheduling cycle and reads which runs are due after each change of the
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 
@@ -18,8 +19,8 @@ from sensors.queue_listener import OPEN_LOOK_S, STAGES, listen
 
 
 def main() -> None:
-    ending, due_at = threading.Event(), 0.0
-    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    due_at = 0.0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     platform = open_platform(load())
 
     def look() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
         due_runs(platform, STAGES)
         due_at = time.monotonic() + OPEN_LOOK_S
 
-    listen(platform.engine.url, look, ending, lambda: time.monotonic() >= due_at)
+    listen(platform.engine.url, look, threading.Event(), lambda: time.monotonic() >= due_at)
 
 
 if __name__ == "__main__":

@@ -38,11 +38,12 @@ log = logging.getLogger(__name__)
 def sign_due(platform: Platform) -> int:
     """Sign registered adapters and finished exports without a signature; returns how many. Safe to repeat.
 
-    The key is published before there are any. What cannot be signed is logged and tried again by the next call.
+    The key is published before there are any. What cannot be signed is logged and tried again by the next call. Exports of release 0.1 have
+    no digest of their manifest and stay unsigned; they are deleted a week after they were made.
     """
     key = signing_keys.current(platform)
     unsigned = sa.select(*columns(adapters, AdapterRecord)).where(_is_due(adapters), adapters.c.stage != Stage.ARCHIVED)
-    ready = sa.select(exports).where(_is_due(exports), exports.c.status == READY)
+    ready = sa.select(exports).where(_is_due(exports), exports.c.status == READY, exports.c.manifest_sha256.is_not(None))
     with platform.engine.connect() as conn:
         records = many(conn, unsigned.order_by(adapters.c.created_at.desc()).limit(PER_ROUND), AdapterRecord)
         made = many(conn, ready.order_by(exports.c.created_at.desc()).limit(PER_ROUND), Export)

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.settings import Settings
-from deploy.local.supervisor.bell import Bell
+from deploy.local.supervisor.signal_safe_event import SignalSafeEvent
 from ft_assets.errors import FtError
 from resources.atomic_write import write_atomically
 from resources.database import embedded
@@ -32,10 +32,10 @@ def postmaster_pid(settings: Settings) -> int | None:
 
 def run(settings: Settings) -> int:
     """Run the server until SIGTERM (returns 0) or until it ends by itself (returns 1)."""
-    stop_requested = Bell()
+    stop_requested = SignalSafeEvent()
 
     def on_term(_signum: int, _frame: FrameType | None) -> None:
-        stop_requested.ring()
+        stop_requested.set()
 
     signal.signal(signal.SIGTERM, on_term)
     server_log = settings.postgres_dir / "log"

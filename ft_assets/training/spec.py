@@ -229,9 +229,9 @@ class TrainingSpec:
         return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is stored and hashed: all fields but those of `SINCE_0_1` that have their default."""
+        """Return what is stored and hashed: all fields but those of `LATER_FIELDS` that have their default."""
         body = asdict(self)
-        for kind, names in SINCE_0_1.items():
+        for kind, names in LATER_FIELDS.items():
             part = body[PARTS[kind]] if kind in PARTS else body
             for name in names if part else ():
                 if part[name] == _default(kind, name):
@@ -242,13 +242,13 @@ class TrainingSpec:
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """Inverse of :meth:`to_dict`; raises ``ValueError`` naming unknown or missing fields."""
         known = {f.name for f in fields(cls)}
-        unknown, missing = set(data) - known, known - set(data) - set(SINCE_0_1[cls])
+        unknown, missing = set(data) - known, known - set(data) - set(LATER_FIELDS[cls])
         if unknown or missing:
             raise ValueError(f"training spec fields differ: unknown {sorted(unknown)}, missing {sorted(missing)}")
         return from_json(cls, data)
 
 
-SINCE_0_1: Mapping[type, tuple[str, ...]] = {
+LATER_FIELDS: Mapping[type, tuple[str, ...]] = {
     TrainingSpec: ("context_parallel",),
     LoraSettings: ("use_rslora", "use_dora", "init_lora_weights"),
     Optimization: ("min_lr_ratio", "adam_epsilon", "loraplus_lr_ratio", "layer_lr_decay", "neftune_noise_alpha"),

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType
 
 from deploy.local.supervisor import child_process, lock, ports
-from deploy.local.supervisor.bell import Bell
 from deploy.local.supervisor.lock import StackFiles
 from deploy.local.supervisor.service_spec import Limits, Service
+from deploy.local.supervisor.signal_safe_event import SignalSafeEvent
 from deploy.local.supervisor.stack_report import Phase, ServiceState, StackReport
 from deploy.local.supervisor.unit import Unit, reason
 from ft_assets.errors import Conflict, FtError
@@ -72,7 +72,7 @@ class Supervisor:
     _num_published: int = -1
     _message: str | None = None
     _units: dict[str, Unit] = field(default_factory=dict)
-    _bell: Bell = field(default_factory=Bell)
+    _wake: SignalSafeEvent = field(default_factory=SignalSafeEvent)
     _hears_ends: bool = False
     """Whether a child that ends wakes the supervisor, which is so in a process's main thread."""
 
@@ -87,14 +87,14 @@ class Supervisor:
         """Ask for the end; a second call cuts the grace of services that can bear it. `why` is told."""
         self._stops += 1
         self._why = why
-        self._bell.ring()
+        self._wake.set()
 
     def run(self) -> StackReport:
         """Blocks until the end; the phase of the result is STOPPED (asked to) or FAILED (with `error`).
 
         Raises ``Conflict`` when another supervisor has this home or a port is taken: nothing was started then.
         """
-        with lock.held(self.files), _signals(self.stop, self._bell) as self._hears_ends:
+        with lock.held(self.files), _signals(self.stop, self._wake) as self._hears_ends:
             self._tell(lock.clean_stale(self.files))
             check_ports(self.services)
             with ThreadPoolExecutor(max_workers=max(1, len(self._units)), thread_name_prefix="probe") as executor:
@@ -121,7 +121,7 @@ class Supervisor:
             if self.adopts:
                 child_process.reap_others([unit.child.pid for unit in self._units.values() if unit.child is not None])
             is_steady = self._hears_ends and all(unit.ready for unit in self._units.values())
-            self._bell.wait(STEADY_TICK_S if is_steady else TICK_S)
+            self._wake.wait(STEADY_TICK_S if is_steady else TICK_S)
 
     def _needs(self, unit: Unit) -> set[str]:
         """Every service that must be up for `unit` to work."""
@@ -298,8 +298,8 @@ def check_ports(services: Sequence[Service]) -> None:
 
 
 @contextlib.contextmanager
-def _signals(stop: Callable[[str], None], bell: Bell) -> Iterator[bool]:
-    """Inside, SIGINT, SIGTERM and SIGHUP call `stop`, and a child that ends rings `bell`; yields False in a thread that gets no signals."""
+def _signals(stop: Callable[[str], None], wake: SignalSafeEvent) -> Iterator[bool]:
+    """Inside, SIGINT, SIGTERM and SIGHUP call `stop`, and a child that ends sets `wake`; yields False in a thread that gets no signals."""
     if threading.current_thread() is not threading.main_thread():
         yield False
         return
@@ -308,7 +308,7 @@ def _signals(stop: Callable[[str], None], bell: Bell) -> Iterator[bool]:
         stop(f"{signal.Signals(signum).name} received")
 
     before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda _signum, _frame: bell.ring())
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda _signum, _frame: wake.set())
     try:
         yield True
     finally:

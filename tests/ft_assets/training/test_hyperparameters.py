@@ -13,7 +13,7 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods, recipes
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan, global_batch_size, plan, resolve
 from ft_assets.training.model_shapes.attention_kernels import Device
-from ft_assets.training.spec import PARTS, SINCE_0_1, EarlyStopping, Quantization, TrainingSpec, WarmStart
+from ft_assets.training.spec import LATER_FIELDS, PARTS, EarlyStopping, Quantization, TrainingSpec, WarmStart
 from ft_assets.training.stored_specs import openai_hyperparameters
 
 TURING = Device(capability=(7, 5))
@@ -345,7 +345,7 @@ def test_settings_of_a_method_are_asked_for_or_its_defaults_and_1_is_1_point_0()
 def test_specs_of_the_first_release_keep_their_digests(stored: dict[str, Any]) -> None:
     found = TrainingSpec.from_dict(stored["spec"])
     assert (found.sha256, found.resume_sha256) == (stored["sha256"], stored["resume_sha256"])
-    for owner, names in SINCE_0_1.items():
+    for owner, names in LATER_FIELDS.items():
         for name in names:
             part = found if owner is TrainingSpec else getattr(found, PARTS[owner])
             if part is None:

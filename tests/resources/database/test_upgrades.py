@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine
@@ -59,11 +60,15 @@ def test_rows_of_the_first_release_get_what_today_needs(first_release: Engine) -
         insert(conn, "audit_log", action="before")
     assert migrate.upgrade(first_release) == migrate.head()
     with first_release.connect() as conn:
-        found = conn.exec_driver_sql("SELECT id, job_id, status, expected_s, claim FROM exports ORDER BY id").all()
+        found = conn.exec_driver_sql("SELECT id, job_id, status, claim, error ->> 'code' FROM exports ORDER BY id").all()
         assert [tuple(row) for row in found] == [
-            ("e1", "j", "queued", 1800.0, None), ("e2", "j", "queued", 1800.0, None), ("e3", "j", "running", None, "c"),
-            ("e4", "j", "ready", None, "c"),
+            ("e1", "j", "failed", None, "export_failed"), ("e2", "j", "failed", None, "export_failed"),
+            ("e3", "j", "running", "c", None), ("e4", "j", "ready", "c", None),
         ]  # fmt: skip
         assert conn.exec_driver_sql("SELECT position FROM audit_log WHERE action = 'before'").scalar_one() is None, "the worker places it"
         conn.exec_driver_sql("UPDATE adapters SET signature = '{}' WHERE id = 'a'")  # a part of the record that comes later
+        placed = "UPDATE audit_log SET position = 1, content_sha256 = 'x', sha256 = 'y'"
+        conn.exec_driver_sql(placed)
+        with pytest.raises(DBAPIError, match="audit_log"):
+            conn.exec_driver_sql(placed.replace("= 1", "= 2"))
     first_release.dispose()

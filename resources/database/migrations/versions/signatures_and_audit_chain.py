@@ -1,7 +1,7 @@
 """Signed adapters and exports, exports that hold a device, and the audit log as a chain of hashes.
 
 The worker gives the entries that are already in the audit log their places in the chain, the oldest first. Merged weights and GGUF files
-that were ordered and are not ready wait for a device.
+that were ordered and are not ready have failed: they are ordered again, and then wait for a device.
 
 Revision ID: signatures_and_audit_chain
 """
@@ -44,7 +44,8 @@ ALTER TABLE exports
     ADD CONSTRAINT fk_exports_job_id FOREIGN KEY (job_id) REFERENCES jobs(id),
     ADD CONSTRAINT fk_exports_signing_key_id FOREIGN KEY (signing_key_id) REFERENCES signing_keys(id);
 UPDATE exports SET job_id = a.job_id FROM adapters a WHERE a.id = exports.adapter_id;
-UPDATE exports SET expected_s = 1800, status = 'queued', claim = NULL, progress = NULL  -- weights of 8B take about so long
+UPDATE exports SET status = 'failed', progress = NULL, claim = NULL, finished_at = now(), error = jsonb_build_object(
+        'code', 'export_failed', 'message', 'the platform was upgraded before the export was made; ask for it again', 'param', NULL)
     WHERE format IN ('merged', 'gguf') AND status IN ('queued', 'running');
 ALTER TABLE exports ALTER job_id SET NOT NULL;
 CREATE TRIGGER exports_told AFTER INSERT OR UPDATE OF status ON exports EXECUTE FUNCTION ft_queue_changed();
