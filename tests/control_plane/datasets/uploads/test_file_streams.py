@@ -52,19 +52,17 @@ def connected(url: str, *, key: str, num_bytes: int) -> Iterator[socket.socket]:
     with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as made:
         made.sendall(
             f"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {num_bytes}\r\n"
-            f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n\r\n".encode()
+            f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\nConnection: close\r\n\r\n".encode()
         )
         yield made
 
 
 def answer(connection: socket.socket) -> str:
-    """All that comes until the server closes, or for a connection that stays open the first that comes."""
+    """All that comes until the server closes."""
     received = b""
     with contextlib.suppress(ConnectionError, TimeoutError):
         while piece := connection.recv(1 << 16):
             received += piece
-            if b"}}" in received:
-                break
     return received.decode(errors="replace")
 
 
