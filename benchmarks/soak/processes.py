@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from agent.prewarmed_trainer import NAME
+from resources.launcher.process_identity import alive
 
 WORK = ("run worker", "trainer", "agent", "watcher")
 """Processes of one job; they come and go with it. A run worker executes its steps in its own process."""
@@ -35,8 +36,10 @@ class Processes:
         report = self.report()
         found = {"supervisor": int(report["pid"])} if report else {}
         found |= {s["name"]: int(s["pid"]) for s in report.get("services", ()) if s["pid"]}
-        with contextlib.suppress(OSError, ValueError):
-            found["postgres server"] = int((self.home / "postgres" / "postmaster.pid").read_text().split()[0])
+        with contextlib.suppress(psutil.Error, OSError, ValueError):
+            server = psutil.Process(int((self.home / "postgres" / "postmaster.pid").read_text().split()[0]))
+            if server.name() == "postgres":  # another process may have its pid by now
+                found["postgres server"] = server.pid
         return found
 
     def is_ready(self) -> bool:
@@ -76,10 +79,10 @@ class Processes:
 
 
 def _alive(record: Path) -> psutil.Process | None:
-    """The process that a record names, unless it has ended."""
+    """The process that a record names, unless it has ended: its pid may be that of another process by now, or of a thread of one."""
     with contextlib.suppress(psutil.Error, OSError, ValueError):
-        process = psutil.Process(int(json.loads(record.read_text())["pid"]))
-        return process if process.status() != psutil.STATUS_ZOMBIE else None
+        recorded = json.loads(record.read_text())
+        return psutil.Process(recorded["pid"]) if alive(recorded["pid"], recorded["identity"]) else None
     return None
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.api.metrics.request_metrics import RequestMeter
@@ -32,6 +33,8 @@ from ft_assets.telemetry.spans import Span
 HEADER = b"x-request-id"
 PROBES = frozenset({"/livez", "/healthz", "/readyz", "/metrics"})
 """Requested every few seconds: logged at debug level, not counted, not traced."""
+CLIENT_GONE = 499
+"""Status of a request whose sender closed the connection before the body was complete, as nginx logs it; nobody gets this answer."""
 UNMATCHED = "unmatched"
 """Route label of unknown paths: the path itself is arbitrary, and appears in no label or log line."""
 
@@ -79,6 +82,8 @@ class RequestIds:
         with correlation.scope(request_id=request_id), self._watched(scope, answer):
             try:
                 await self.app(scope, receive, send_with_id)
+            except ClientDisconnect:
+                answer.status = CLIENT_GONE
             except Exception as error:
                 log.exception("%s %s failed", scope["method"], route_of(scope))
                 correlation.bind(code="server_error")

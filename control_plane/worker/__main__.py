@@ -11,9 +11,11 @@ import sys
 from control_plane.composition import open_platform
 from control_plane.platform.settings import load
 from control_plane.worker.process import run
+from ft_assets.errors import Unavailable
 from ft_assets.telemetry import logs, spans
 
 SERVICE = "ft-worker"
+log = logging.getLogger("control_plane.worker")
 
 
 async def _run() -> None:
@@ -30,8 +32,11 @@ def main() -> int:
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(_run())
+    except Unavailable as error:
+        log.error("the worker ends: %s", error)
+        return 1
     except Exception:
-        logging.getLogger(__name__).exception("the worker ends")
+        log.exception("the worker ends")
         return 1
     return 0
 

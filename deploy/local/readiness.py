@@ -55,14 +55,15 @@ def file_written(path: Path) -> Probe:
 
 
 def file_touched(path: Path, *, within_s: float = TIMEOUT_S) -> Probe:
-    """Ready while `path` is touched every second or so, as :mod:`deploy.local.supervisor.file_heartbeat` does."""
+    """Ready while `path` is touched every second or so, as :mod:`deploy.local.supervisor.file_heartbeat` does; what the process before
+    touched until its death does not count."""
 
     def probe(started_at: float) -> Readiness:
         try:
             touched_at = path.stat().st_mtime
         except FileNotFoundError:
             return Readiness(ready=False, detail="starting")
-        return Readiness(ready=touched_at >= started_at - 1.0 and time.time() - touched_at < within_s, detail=f"{path} is stale")
+        return Readiness(ready=touched_at > started_at and time.time() - touched_at < within_s, detail=f"{path} is stale")
 
     return probe
 

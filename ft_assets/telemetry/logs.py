@@ -125,11 +125,13 @@ def handler(service: str, *, stream: str = "stderr", plain: bool = False) -> log
 
 
 def configure(service: str, *, stream: str = "stderr", plain: bool = False) -> None:
-    """Logs everything in this process as `service`, with the fields it was started with. Calling it again changes the service."""
+    """Logs everything in this process as `service`, with the fields it was started with. Calling it again changes the service, and so does
+    calling it after :func:`configure_packages`, as in a service that was forked from a process with Dagster's logs."""
     correlation.adopt(os.environ)
     root = logging.getLogger()
-    for old in list(root.handlers):
-        root.removeHandler(old)
+    for logger in (root, *map(logging.getLogger, PACKAGES)):
+        for old in list(logger.handlers):
+            logger.removeHandler(old)
     root.addHandler(handler(service, stream=stream, plain=plain))
     _set_levels(root)
     if is_json():

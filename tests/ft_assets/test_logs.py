@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -108,3 +110,16 @@ def test_a_collector_that_is_away_is_a_line_a_minute() -> None:
     about = logging.LogRecord("opentelemetry.exporter", logging.WARNING, "", 1, "failed", (), None)
     assert [bool(filter_.filter(about)) for _ in range(3)] == [True, False, False]
     assert filter_.filter(record("ours"))
+
+
+def test_a_service_forked_from_a_process_with_dagsters_logs_writes_each_line_once_and_as_itself() -> None:
+    code = (
+        "import logging; from ft_assets.telemetry import logs\n"
+        "logs.configure_packages('ft-dagster'); logs.configure('ft-api')\n"
+        "for name in ('control_plane.x', 'another'): logging.getLogger(name).info('done')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, logs.FORMAT: "json"}, capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(line["service"], line["logger"]) for line in lines] == [("ft-api", "control_plane.x"), ("ft-api", "another")]

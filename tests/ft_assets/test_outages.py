@@ -17,7 +17,7 @@ from tests.support.servers.inference_server import free_port
 LOOPS = """
 import logging, sys, time
 from ft_assets.telemetry import logs; from ft_assets.telemetry import outages
-outages.OVER_S = 3.0
+outages.OVER_S = 1.5
 if sys.argv[1] == "dagster":
     logging.setLoggerClass(outages.Logger)
     logging.basicConfig(format="%(name)s: %(message)s")
@@ -36,12 +36,12 @@ for turn in range(5):
             connect()
         except RuntimeError:
             logging.getLogger(name).exception("turn %d has failed", turn)
-    time.sleep(1)
+    time.sleep(0.3)
 try:
     raise KeyError("a mistake")
 except KeyError:
     logging.getLogger("a").exception("another error")
-time.sleep(5)
+time.sleep(2.5)
 """
 
 
@@ -76,7 +76,7 @@ for turn in range(3):
     meets(dropped, turn)
     for port in ports:
         meets(lambda: psycopg2.connect(host="127.0.0.1", port=int(port), dbname="x", user="y"), turn)
-time.sleep(3)
+time.sleep(2)
 """
 
 

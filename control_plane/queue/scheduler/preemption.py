@@ -13,6 +13,9 @@ from control_plane.queue.scheduler.order import remaining_wait
 from control_plane.queue.scheduler.placement import TIE_S, PoolTimeline, length
 from control_plane.queue.scheduler.rules import Rules
 
+MOST_DOUBLINGS = 10
+"""Of the least run time of an attempt: ten days, after which one more stop costs nothing that matters."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stops:
@@ -79,11 +82,11 @@ def yields_to_slice(job: Running, *, least_queue_wait: float, now: float, rules:
 
     1. premium jobs;
     2. jobs whose wait is used up: they would be due again at once. A running job has at least the maximum wait of its tier's waiting jobs;
-    3. jobs that have not run for a while in this attempt.
+    3. jobs that have not run for a while in this attempt: twice as long after each stop.
     """
     if job.tier == RESERVED_FOR or max(remaining_wait(job), least_queue_wait - job.waited_s) <= rules.overhead_s:
         return False
-    return now - job.started_at >= rules.least_run_s
+    return now - job.started_at >= rules.least_run_s * 2.0 ** min(job.preemptions, MOST_DOUBLINGS)
 
 
 def makes_room(job: Running, other: Waiting, *, due: bool, now: float, rules: Rules) -> bool:

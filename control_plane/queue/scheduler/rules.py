@@ -52,8 +52,9 @@ class Rules:
     slicing: bool = True
     """Whether jobs that are due, or much shorter, may replace long-running ones of their own or a lower tier (rule 5.2)."""
     least_run_s: float = 900.0
-    """Least run time of an attempt before rule 5.2 may stop it: ten times the cost of stopping an adapter's training, 25 s of saving and
-    60 s of loading. Half an hour and an hour do as well on average, but make premium and due jobs wait longer."""
+    """Least run time of a job's first attempt before rule 5.2 may stop it, doubled by each stop (decision 0073): ten times the cost of
+    stopping an adapter's training, 25 s of saving and 60 s of loading. Half an hour and an hour do as well on average, but make premium
+    and due jobs wait longer."""
     shorter_by: float = 3.0
     """A job replaces another only if the other has this many times as long to run."""
     preemptors: int = 8

@@ -86,10 +86,10 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path, 
     with log.open("ab") as out:
         out.write(f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(argv)}\n".encode())
         out.flush()
-        offset = out.tell()
+        offset, started_at = out.tell(), time.time()
         pid = fork(argv, env, cwd, out.fileno())
         process = Adopted(pid=pid) if pid is not None else _popen(argv, env, cwd, out.fileno())
-    return Child(process=process, identity=identity(process.pid), started_at=time.time(), log=log, log_offset=offset)
+    return Child(process=process, identity=identity(process.pid), started_at=started_at, log=log, log_offset=offset)
 
 
 def _popen(argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: int) -> subprocess.Popen[bytes]:

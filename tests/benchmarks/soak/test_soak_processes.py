@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from benchmarks.soak.processes import Processes
 from deploy.local.readiness import file_touched
 from deploy.local.supervisor.service_spec import Service
 from deploy.local.supervisor.stack_supervisor import Supervisor
+from resources.launcher.process_identity import identity
 
 BEAT = "import sys, time\nwhile True: open(sys.argv[1], 'w').write('x'); time.sleep(0.2)"
 
@@ -47,3 +49,22 @@ def test_every_service_of_the_running_stack_is_found_and_its_replacement_seen(tm
     finally:
         supervisor.stop()
         thread.join(30)
+
+
+def test_a_record_whose_pid_another_process_or_thread_has_by_now_names_nobody(tmp_path: Path) -> None:
+    """A signal to a thread's id reaches the whole process: the benchmark has frozen itself that way."""
+    own, workloads = os.getpid(), tmp_path / "work" / "launcher"
+    records = {
+        "lives-a1": {"pid": own, "identity": identity(own)},
+        "gone-a1": {"pid": threading.get_native_id(), "identity": "1@another boot"},
+    }
+    for name, record in records.items():
+        (workloads / name).mkdir(parents=True)
+        (workloads / name / "process.json").write_text(json.dumps(record))
+    assert Processes(home=tmp_path).of_jobs()["agent"] == {own: "lives-a1"}
+
+
+def test_the_file_of_a_dead_database_server_names_nobody(tmp_path: Path) -> None:
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "postmaster.pid").write_text(f"{os.getpid()}\n")
+    assert Processes(home=tmp_path).services() == {}

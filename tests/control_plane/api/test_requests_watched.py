@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from prometheus_client import generate_latest
 
@@ -133,6 +134,29 @@ def test_code_that_breaks_is_answered_logged_and_counted_once(lines: Callable[..
     assert 'ft_api_requests_total{method="GET",route="/things/{thing}",status="5xx"} 1.0' in counted
     assert 'ft_api_errors_total{code="server_error"} 1.0' in counted
     assert "ft_api_requests_in_flight 0.0" in counted
+
+
+def test_a_caller_who_leaves_in_the_middle_of_a_body_is_no_error_of_the_server(lines: Callable[..., list[dict[str, Any]]]) -> None:
+    app, sent = FastAPI(), list[Any]()
+    app.add_middleware(RequestIds)
+
+    @app.post("/read")
+    async def read(request: Request) -> int:
+        return len(await request.body())
+
+    arriving = iter([{"type": "http.request", "body": b"half", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(arriving)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/read", "raw_path": b"/read", "query_string": b"", "headers": [], "root_path": ""}
+    asyncio.run(app(scope, receive, send))
+    assert sent == [], "there is nobody to answer"
+    assert [(line["level"], line["status"], line["route"]) for line in lines(ACCESS)] == [("info", 499, "/read")]
+    assert lines("control_plane.api.middleware") == []
 
 
 def test_every_route_is_counted_under_its_template_and_nothing_under_what_was_asked(served: TestClient) -> None:

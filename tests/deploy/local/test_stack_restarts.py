@@ -191,6 +191,17 @@ def test_a_start_that_never_succeeds_ends_the_stack_with_its_reason(tmp_path: Pa
     assert "none could not be started: FileNotFoundError" in str(ended.error) and "start 2 of 2" in str(ended.error)
 
 
+def test_a_service_is_not_up_again_by_what_its_killed_process_has_touched(tmp_path: Path, start: Callable[..., Running]) -> None:
+    beat, slow = tmp_path / "beat", tmp_path / "slow"
+    code = f"import pathlib, time\ntime.sleep(3 * pathlib.Path({str(slow)!r}).exists())\n{BEAT}"
+    stack = start(Service(name="beating", argv=(*PYTHON, code, str(beat)), probe=file_touched(beat)))
+    first = pids(stack.ready())
+    slow.touch()
+    os.kill(first["beating"], signal.SIGKILL)
+    stack.wait(lambda r: state_of(r, "beating").state is ServiceState.UP and pids(r) != first)
+    assert beat.stat().st_mtime >= slow.stat().st_mtime + 3.0
+
+
 @pytest.mark.slow
 def test_a_service_that_hangs_is_replaced_and_no_other(tmp_path: Path, start: Callable[..., Running]) -> None:
     beating = Service(name="beating", argv=(*PYTHON, BEAT, str(tmp_path / "beat")), probe=file_touched(tmp_path / "beat"))

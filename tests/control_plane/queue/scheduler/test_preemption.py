@@ -90,6 +90,9 @@ def test_a_bound_is_part_of_what_may_be_stopped(over: float) -> None:
     assert stopped([GRAND], [just(long_runner("a", stops=1), ran=1800 + over)], pool(2)) == may, "it ran for the cool-down"
     short = waiting("short", gpus=2, expected=HOUR)
     assert stopped([short], [just(long_runner("a"), ran=900 + over)], pool(2)) == sliced, "it ran for a quarter of an hour"
+    assert stopped([short], [just(long_runner("a", stops=3), ran=2 * HOUR + over)], pool(2)) == sliced, "doubled by each of three stops"
+    assert stopped([short], [just(long_runner("a", stops=5000), ran=1024 * 900 + over)], pool(2)) == sliced, "it has run for ten days"
+    assert stopped([GRAND], [just(long_runner("a", stops=3), ran=1800 + over)], pool(2)) == may, "not for premium jobs"
     assert stopped([short], [just(long_runner("a"), left=3 * HOUR + over)], pool(2)) == sliced, "it has three times as long to run"
     early = long_runner("a", tier="free")
     early = dataclasses.replace(early, due_at=early.queued_at + 181 + over)
