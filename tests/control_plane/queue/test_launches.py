@@ -1,13 +1,19 @@
-"""Limits of runs without a reservation: what the defaults carry, and what they leave to others."""
+"""Limits of runs without a reservation: what the defaults carry, and what they leave to others; and how due runs are found."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
+from control_plane.platform.context import Platform
 from control_plane.platform.settings import load
-from control_plane.queue.launches import per_tenant, prepare_limit
+from control_plane.queue.launches import DUE, per_tenant, prepare_limit
 
 PLANNED_GPUS = 325
 JOBS_PER_HOUR = 500 / 24
@@ -34,3 +40,21 @@ def test_the_operator_may_choose() -> None:
     assert prepare_limit(1, override=load({"FT_PREPARE_RUNS": "3"}).prepare_runs) == 3
     with pytest.raises(ValueError, match="FT_PREPARE_RUNS is 0; use 1 or more"):
         load({"FT_PREPARE_RUNS": "0"})
+
+
+@pytest.mark.parametrize("stage", DUE)
+def test_due_runs_are_found_without_reading_every_job(platform: Platform, stage: str) -> None:
+    """With 100,000 jobs, reading them all for each look took three quarters of the database's time."""
+    query = DUE[stage]().compile(dialect=postgresql.dialect(), compile_kwargs={"literal_binds": True})
+    with platform.engine.begin() as conn:
+        conn.execute(sa.text("SET LOCAL enable_seqscan = off"))
+        plan = conn.execute(sa.text(f"EXPLAIN (FORMAT JSON) {query}")).scalar_one()
+    scans = list(_scans(plan[0]["Plan"], "jobs"))
+    assert scans and all("Index Cond" in scan or "Recheck Cond" in scan for scan in scans), json.dumps(plan, indent=1)
+
+
+def _scans(node: dict[str, Any], table: str) -> Iterator[dict[str, Any]]:
+    if node.get("Relation Name") == table:
+        yield node
+    for below in node.get("Plans", ()):
+        yield from _scans(below, table)
