@@ -45,7 +45,8 @@ GOALS_MS = {"reads": 50.0, "create": 100.0}
 PERCENTILES = (50, 95, 99)
 PLANNED_TENANTS, PLANNED_JOBS = 500, 100_000
 SETTLED_CORES, SETTLE_S = 0.15, 600.0
-"""Measurement begins when workers, schedulers and PostgreSQL together use less, or after this time: the history is new to them, and invoices of its months are due."""
+"""Measurement begins when workers, schedulers and PostgreSQL together use less, or after this time: the history is new to them, and its
+months are invoiced."""
 SATURATED = 0.8
 """Higher rates are not tried when fewer than this share of the requests are answered while they are sent: the rest waits."""
 LIMITED, LIMIT = 0, 120
