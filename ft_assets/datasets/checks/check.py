@@ -177,7 +177,7 @@ class Check:
         """Yields (code, message): by default of the flagged rows, unless they refuse the file."""
         for finding in self.findings:
             if (count := decision.counts[finding.plural]) and self.action in ACTIONS:
-                yield finding.plural, f"{count} rows are {finding.words} and {ACTIONS[self.action]}{self.hint(total, decision)}"
+                yield finding.plural, f"{_rows_are(count)} {finding.words} and {ACTIONS[self.action]}{self.hint(total, decision)}"
 
     def hint(self, total: BlockResult, decision: Decision) -> str:  # noqa: ARG002 - for subclasses
         """Returns what completes the warning about flagged rows."""
@@ -188,5 +188,9 @@ class Check:
         for finding in self.findings:
             if self.action == "fail" and (count := decision.counts[finding.plural]):
                 rows = [flag["row"] for flag in decision.flagged if flag["code"] == finding.code][:10]
-                message = f"{count} rows are {finding.words} (rows {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})"
+                message = f"{_rows_are(count)} {finding.words} (rows {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})"
                 yield Problem(finding.code, message, fix=f"remove them, or choose the policy {self.name}=drop")
+
+
+def _rows_are(count: int) -> str:
+    return "1 row is" if count == 1 else f"{count} rows are"

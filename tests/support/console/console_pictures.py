@@ -89,6 +89,9 @@ def _mixture(page: Page) -> None:
 
 
 def _plan(page: Page) -> None:
+    page.get_by_label("Jobs a day").fill("200")
+    for nth, share in enumerate(("78", "22", "", "")):  # the pools take adapters of small models only
+        page.get_by_label("Share, %").nth(nth).fill(share)
     page.get_by_role("button", name="Plan", exact=True).click()
     page.get_by_text("GPUs that jobs need by hour").wait_for()
 
@@ -97,6 +100,8 @@ ACTIONS: Mapping[str, Callable[[Page], None]] = {
     "promotion": _promotion, "playground": _conversation, "reference": _operation, "mixture": _mixture, "computed plan": _plan,
 }  # fmt: skip
 """What is done on a page before its picture is taken."""
+ANCHORS = {"dataset as trained": "trained", "answers that got worse": "answers"}
+"""What of a page is shown, by the id of its heading."""
 MORE: Mapping[str, Callable[[World], str]] = {
     "sign-in": lambda _: "/console/sign-in",
     "webhook": lambda w: f"/console/webhooks/{webhook_endpoints.list_endpoints(w.platform, w.tenant).items[0].id}",
@@ -253,7 +258,8 @@ def _screenshot(context: BrowserContext, site: Site, shot: Shot) -> bytes:
     if shot.page != "sign-in":
         context.request.post("/console/sign-in", form={"key": site.key}, timeout=TIMEOUT_MS)
     page = context.new_page()
-    page.goto(site.paths[shot.page], wait_until="load")
+    anchor = f"#{ANCHORS[shot.page]}" if shot.page in ANCHORS else ""
+    page.goto(site.paths[shot.page] + anchor, wait_until="load")
     ACTIONS.get(shot.page, lambda _: None)(page)
     page.wait_for_timeout(300)  # scripts show times and estimates
     return page.screenshot()
