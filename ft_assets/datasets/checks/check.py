@@ -188,7 +188,8 @@ class Check:
         for finding in self.findings:
             if self.action == "fail" and (count := decision.counts[finding.plural]):
                 rows = [flag["row"] for flag in decision.flagged if flag["code"] == finding.code][:10]
-                message = f"{_rows_are(count)} {finding.words} (rows {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})"
+                named = ", ".join(map(str, rows)) + (", ..." if count > len(rows) else "")
+                message = f"{_rows_are(count)} {finding.words} ({'row' if count == 1 else 'rows'} {named})"
                 yield Problem(finding.code, message, fix=f"remove them, or choose the policy {self.name}=drop")
 
 

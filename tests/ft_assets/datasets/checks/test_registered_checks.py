@@ -135,6 +135,11 @@ def test_its_verdicts_are_those_of_every_check(jsonl: Callable[..., Path]) -> No
     refused = checked(path, shouting="fail", shouting_share=0.5, bad_rows="drop").report
     assert refused.verdict == "not valid: 2 rows are written in capitals (rows 21, 22)"
     assert refused.problems[0].fix == "remove them, or choose the policy shouting=drop"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:21], *lines[22:]]))
+    one = checked(path, shouting="fail", shouting_share=0.5, bad_rows="drop").report
+    assert one.verdict == "not valid: 1 row is written in capitals (row 21)"
+    path.write_text("".join(lines))
     assert checked(path, shouting="review", shouting_share=0.5, bad_rows="drop").report.review == ["shouting"]
     assert checked(path, bad_rows="drop").report.stats["shouting"] == {"flagged": 0, "seen": 0, "letters": 0}
 
