@@ -83,10 +83,10 @@ class FaultyProxy:
                 if not answers and any(mark in data for mark in self.lose_after):
                     lost.set()
                 data, spoilt = self._broken(data, lost.is_set(), answers=answers)
+                self.faults += spoilt
                 if self.busy and not answers:
                     source.sendall(BUSY)
                 sink.sendall(self._changed(data))
-        self.faults += spoilt
         if spoilt and not self.busy:
             cut.set()
         for end in (source, sink):
