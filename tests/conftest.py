@@ -50,6 +50,10 @@ NOT_DURABLE = {
 }  # fmt: skip
 BASE_MODEL = "tiny-base"
 
+FOR_TESTS = ("FT_TEST", "FT_UPDATE_SNAPSHOTS", "FT_SCHEMATHESIS_CASES", "FT_VLLM_PYTHON")
+"""Beginnings of variables that are meant for tests; settings of a platform on this machine are none of theirs."""
+for name in [name for name in os.environ if name.startswith("FT_") and not name.startswith(FOR_TESTS)]:
+    del os.environ[name]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: its models are tiny here, and there are more workers than cores
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored, and so it would be in children
 

@@ -112,7 +112,7 @@ def test_an_operator_opens_no_tenants_page_and_keeps_the_session(operator: Visit
 def test_the_overview_says_which_alerts_hold_and_which_starts_were_missed(world: OperatorWorld, operator: Visitor) -> None:
     page = operator.get("/console/operator")
     assert "FtPremiumWaits" in page
-    assert "1 premium jobs wait for longer than the 5 minutes" in page
+    assert "Premium jobs that wait for longer than the 5 minutes that were promised to them: 1" in page
     assert "docs/operations/runbook/FtPremiumWaits.md" in page
     assert "FtApiSlow" in page.partition("rules need Prometheus")[2]
     missed = page.partition('id="missed"')[2].partition("</section>")[0]
