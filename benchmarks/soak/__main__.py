@@ -29,7 +29,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from benchmarks.scheduler.live import stack
+from benchmarks.local_stack import local_stack
 from benchmarks.soak import invariants, report
 from benchmarks.soak.injector import CASE_S, Injector
 from benchmarks.soak.load import SPECS, Load
@@ -38,6 +38,14 @@ from benchmarks.soak.processes import Processes
 from resources.database.embedded import CONTROL_PLANE, DAGSTER, OWNER
 from resources.object_store import from_url
 
+POOLS = """\
+pools:
+  - name: local
+    gpu_type: local
+    takes: [lora, large, full]
+    packing: dense
+    nodes: [{name: left, gpus: 2}, {name: right, gpus: 2}]
+"""
 DRAIN_S = 3600.0
 MIN_HITS = 0.5
 """Share of faults that must meet work in progress."""
@@ -72,7 +80,9 @@ def soak(home: Path, *, minutes: float, num_faults: int, seed: int, num_specs: i
     """Everything that the report says, for a stack in `home`; ``breaches`` is empty if all held."""
     processes = Processes(home=home / "ft")
     with outside_services(home) as outside:
-        with stack(home, outside.env) as running:
+        (home / "pools.yaml").write_text(POOLS)
+        env = {"FT_POOLS": str(home / "pools.yaml"), "OMP_NUM_THREADS": "1", **outside.env}
+        with local_stack(home, env) as running:
             running = dataclasses.replace(running, engine=_engine(running.home, CONTROL_PLANE))
             injector = Injector(
                 stack=running, processes=processes, outside=outside, rng=random.Random(seed), dagster=_engine(running.home, DAGSTER)

@@ -8,8 +8,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,10 +19,11 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from benchmarks.scheduler.live import Stack
+from benchmarks.local_stack import Stack
 from benchmarks.soak.outside_services import OutsideServices
 from benchmarks.soak.processes import WORK, Processes
 from control_plane.attempts.tables import agents, attempts
+from control_plane.capacity.tables import node_drains
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.platform.job_states import FINAL
@@ -91,6 +90,7 @@ class Injector:
         ``detected_s`` counts from the fault's begin, ``recovered_s`` from its end ``held_s`` later; a kill and a restart end at once.
         """
         self._await(self.processes.is_ready)
+        self._undrain_nodes()
         name = fault.target.removeprefix("clock of ")
         pid, works_for = self._victim(name)
         if name in WORK and pid is None:
@@ -122,6 +122,13 @@ class Injector:
         with self.stack.engine.connect() as conn:
             opened = conn.execute(sa.select(sa.func.count()).select_from(files).where(files.c.status == "uploaded")).scalar_one()
         return {**{kind: len(found) for kind, found in self.processes.of_jobs().items() if kind != "watcher"}, "files": opened}
+
+    def _undrain_nodes(self) -> None:
+        """As an operator does: the platform takes a node on which two jobs' processes were killed for a sick one."""
+        with self.stack.engine.connect() as conn:
+            drained = conn.execute(sa.select(node_drains.c.node)).scalars().all()
+        for node in drained:
+            self.stack.ft("admin", "nodes", "undrain", node)
 
     def _victim(self, name: str) -> tuple[int | None, str]:
         if name not in WORK:
@@ -157,9 +164,7 @@ class Injector:
             if fault.kind == "kill":
                 os.kill(pid, signal.SIGKILL)
                 if fault.target == "supervisor":  # as systemd does
-                    subprocess.run(
-                        [str(Path(sys.executable).parent / "ft"), "up", "--detach"], env=dict(self.stack.env), check=False, timeout=600
-                    )
+                    self.stack.ft("up", "--detach", ok=False)
                 return
             until = time.monotonic() + (SLOW_S if fault.kind == "slow" else self.rng.choice(FREEZE_S))
             while (left := until - time.monotonic()) > 0:

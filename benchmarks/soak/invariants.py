@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
-from benchmarks.scheduler.live import Stack
+from benchmarks.local_stack import Stack
 from benchmarks.soak.load import Load
 from benchmarks.soak.processes import Processes
 from control_plane.adapters.tables import adapters
@@ -34,6 +34,8 @@ SAMPLE_EVERY = 15
 SETTLE_S = 300.0
 """Once all jobs have ended: time for what is done afterwards, such as bills and retention, which look once a minute."""
 DOWN_S = 20.0
+STARTED, ASKED = "job_provisioning", "preemption_requested"
+"""Events that tell a tenant why a job starts, and why it makes room."""
 LEFT = {
     "reservations": "SELECT job_id || ' a' || attempt FROM reservations WHERE released_at IS NULL",
     "held devices": "SELECT node || '/' || number FROM held_devices",
@@ -149,15 +151,22 @@ def _processes_left(processes: Processes) -> Iterator[str]:
 
 
 def results(stack: Stack, store: ObjectStore, load: Load) -> tuple[list[str], dict[str, Any]]:
-    """Every accepted job has succeeded once, with the bytes of its twin; bad uploads are refused."""
+    """Every accepted job has succeeded once, with the bytes of its twin, and its tenant knows of each start and stop.
+
+    Bad uploads are refused.
+    """
     with stack.engine.connect() as conn:
         all_jobs = {r.id: r for r in conn.execute(sa.select(jobs))}
         made = {r.job_id: r for r in conn.execute(sa.select(adapters))}
         finals = Counter(conn.execute(sa.select(checkpoints.c.job_id).where(checkpoints.c.final)).scalars())
         held = (reservations.c.job_id == attempts.c.job_id) & (reservations.c.attempt == attempts.c.attempt)
-        columns = attempts.c.job_id, attempts.c.outcome, attempts.c.lost_s, attempts.c.ended_at, reservations.c.kind
-        ended = conn.execute(sa.select(*columns).join(reservations, held)).all()
+        columns = attempts.c.job_id, attempts.c.outcome, attempts.c.lost_s, attempts.c.ended_at
+        asked = reservations.c.kind, reservations.c.stop_asked_at
+        ended = conn.execute(sa.select(*columns, *asked).join(reservations, held)).all()
+        told = Counter(tuple(r) for r in conn.execute(sa.select(job_events.c.job_id, job_events.c.code)))
         uploads = {r.id: r.status for r in conn.execute(sa.select(files.c.id, files.c.status).where(files.c.id.in_(load.bad)))}
+    trained = Counter(a.job_id for a in ended if a.kind == "train")
+    stopped = Counter(a.job_id for a in ended if a.stop_asked_at)
     succeeded = Counter(a.job_id for a in ended if a.outcome == "succeeded" and a.kind == "train")
     digests = {job: _digest(store, row.object_prefix) for job, row in made.items()}
     different = [
@@ -169,15 +178,20 @@ def results(stack: Stack, store: ObjectStore, load: Load) -> tuple[list[str], di
         *(f"job {j.id} ended as {j.state} after {j.attempt} attempts: {j.error}" for j in all_jobs.values() if j.state != "succeeded"),
         *(f"job {j} has {finals[j]} finished models" for j in all_jobs if finals[j] != 1),
         *(f"job {j} has {succeeded[j]} trainings that succeeded" for j in all_jobs if succeeded[j] != 1),
+        *(f"job {j} was started {n} times and told so {told[j, STARTED]} times" for j, n in trained.items() if told[j, STARTED] != n),
+        *(
+            f"job {j} was asked {n} times to make room and told so {told[j, ASKED]} times"
+            for j, n in stopped.items()
+            if told[j, ASKED] != n
+        ),
         *(f"the adapter of job {j} has no weights" for j, digest in digests.items() if not digest),
         *(f"the adapter of job {j} ({load.accepted[j].name}) differs from its twin's" for j in different),
         *(f"bad upload {load.bad[f]} ({f}) is {status}" for f, status in uploads.items() if status != "error"),
         *(f"bad upload {load.bad[f]} ({f}) is gone" for f in load.bad if f not in uploads),
     ]
-    disturbed = Counter(a.job_id for a in ended if a.kind == "train")
     return found, {
         "jobs": len(all_jobs), "attempts": len(ended), "outcomes": dict(Counter(str(a.outcome) for a in ended)),
-        "adapters_compared": len(digests) - len(load.twins), "of_jobs_with_several_attempts": sum(n > 1 for n in disturbed.values()),
+        "adapters_compared": len(digests) - len(load.twins), "of_jobs_with_several_attempts": sum(n > 1 for n in trained.values()),
         "bad_uploads": len(load.bad) + load.refused, "lost_gpu_s": round(sum(a.lost_s or 0.0 for a in ended), 1),
         "losses": [(a.ended_at.timestamp(), a.lost_s) for a in ended if a.ended_at and a.lost_s],
     }  # fmt: skip
