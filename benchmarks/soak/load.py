@@ -107,8 +107,8 @@ class Load:
                 self.submit(self.rng.choice(self.specs))
             except sa.exc.DBAPIError:
                 continue
-            except TimeoutError as e:
-                self.breaches.append(str(e))
+            except (TimeoutError, openai.APIStatusError) as e:
+                self.breaches.append(f"{time.strftime('%H:%M:%S')} {e}")
 
     def submit(self, spec: JobSpec) -> str:
         tenant = "premium" if spec.adapter == "full" else self.rng.choice(list(TENANTS))  # no other tier trains whole models

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_child import FAILURE, ORDER, PROGRESS, RESULT
 from control_plane.sandbox.task_validate import Order
 from ft_assets.datasets.ingest import IngestResult
@@ -135,6 +136,8 @@ def _answer(returncode: int, directory: Path, what: str) -> Mapping[str, Any]:
 
 
 def _crashed(returncode: int, directory: Path, what: str) -> FtError:
+    if scratch.is_full(directory):
+        return scratch.disk_full(directory)
     how = f"exit code {returncode}"
     if returncode < 0:
         how = f"signal {signal.Signals(-returncode).name}"

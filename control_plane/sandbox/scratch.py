@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -19,27 +20,48 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ft_assets import layout
+from ft_assets.errors import Unavailable
 
 LOCK = ".lock"
 OPERATOR = ".operator"
 """In the place of a tenant, for the operator's files; no tenant's id begins so."""
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+SHORT_BYTES = 16 << 20
+"""A disk with less free space counts as full."""
 
 log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def directory(work_dir: Path, tenant: str | None) -> Iterator[Path]:
-    """Create an empty directory for files of `tenant` (None: the operator's) and remove it at the end."""
+    """Create an empty directory for files of `tenant` (None: the operator's) and remove it at the end.
+
+    Work in it that fails because the disk is full raises ``Unavailable``: it succeeds once there is space.
+    """
     home = _root(work_dir) / _name(tenant)
     with contextlib.ExitStack() as held:
-        with _locked(_root(work_dir)):
-            home.mkdir(exist_ok=True)
-            path = Path(tempfile.mkdtemp(dir=home))
-            held.enter_context(_locked(path))
         try:
+            with _locked(_root(work_dir)):
+                home.mkdir(exist_ok=True)
+                path = Path(tempfile.mkdtemp(dir=home))
+                held.callback(shutil.rmtree, path, ignore_errors=True)  # what cannot be removed now is a leftover from here on
+                held.enter_context(_locked(path))
             yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)  # what cannot be removed now is a leftover from here on
+        except OSError as error:
+            if error.errno in NO_SPACE or is_full(home):  # numpy reports a short write without a number
+                raise disk_full(work_dir) from error
+            raise
+
+
+def is_full(path: Path) -> bool:
+    """Whether the disk of `path` has hardly any free space."""
+    return shutil.disk_usage(path).free < SHORT_BYTES
+
+
+def disk_full(work_dir: Path) -> Unavailable:
+    """The error for work that fails because the disk is full; operators find the directory in the log."""
+    log.error("the disk of %s is full; free some space on it", work_dir)
+    return Unavailable("the platform has no disk space for temporary files at the moment; try again later", code="no_disk_space")
 
 
 def leftovers(work_dir: Path, tenant: str | None) -> list[Path]:

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, BinaryIO
@@ -30,7 +31,7 @@ from control_plane.tenants.service import get as get_tenant
 from control_plane.tenants.service import refuse_while_deleted
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.policies import Policies
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
+from ft_assets.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from ft_assets.layout import file_key, safe_filename
 
 PURPOSES = ("fine-tune",)
@@ -121,7 +122,10 @@ def register(
     except Exception:
         discard(platform, tenant, stored)
         raise
-    return settle(platform, file, None) if at_once else file
+    if at_once:
+        with suppress(Unavailable):  # then its task validates it
+            return settle(platform, file, None)
+    return file
 
 
 def is_validated_at_once(platform: Platform, tenant: str, stored: Stored) -> bool:
@@ -178,8 +182,8 @@ def insert_row(
 def validate(platform: Platform, file_id: str, *, progress: Callable[[Progress], None] | None = None) -> File:
     """Validate a file in a child process and register its dataset version; a second call changes nothing.
 
-    If the bytes or the database are unavailable, the file stays ``uploaded`` and the error is raised; a file that breaks the validator
-    itself, or whose outcome cannot be recorded, is refused. Of two calls at the same time, the one that began later counts.
+    If the bytes, the database or disk space are unavailable, the file stays ``uploaded`` and the error is raised; a file that breaks the
+    validator itself, or whose outcome cannot be recorded, is refused. Of two calls at the same time, the one that began later counts.
     """
     file = find(platform, file_id)
     if not _is_open(file):

@@ -29,6 +29,7 @@ from resources.object_store import LocalObjectStore
 from tests.support.platform.background_worker import pass_time, work_off, working
 from tests.support.platform.database_roles import as_owner
 from tests.support.platform.deletable_tenants import killed_while_working
+from tests.support.processes.small_disk import small_disk
 
 
 def upload(platform: Platform, tenant: Tenant, path: Path) -> File:
@@ -118,6 +119,18 @@ def test_a_file_whose_bytes_cannot_be_reached_now_is_not_refused(
     with pytest.raises(Unavailable):
         uploaded_files.validate(replace(platform, objects=Away(tmp_path / "away")), file_id)
     assert uploaded_files.validate(platform, file_id).status == "processed"
+
+
+def test_a_full_disk_refuses_no_file(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
+    path = write_chat_rows()
+    with small_disk(platform.settings.work_dir, "64m") as disk:
+        disk.fill()
+        file = upload(platform, tenant, path)
+        assert file.status == "uploaded", "its bytes are stored, and its task validates them"
+        with pytest.raises(Unavailable, match="no disk space for temporary files"):
+            uploaded_files.validate(platform, file.id)
+        disk.free()
+        assert uploaded_files.validate(platform, file.id).status == "processed"
 
 
 def test_only_a_tiny_uncompressed_upload_is_read_by_the_process_that_took_it(
