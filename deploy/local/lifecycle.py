@@ -134,7 +134,8 @@ def run_daemon(settings: Settings, report_fd: int) -> int:
     def on_report(r: StackReport) -> None:
         send(r.to_json())
         if r.message:
-            print(time.strftime("%Y-%m-%d %H:%M:%S"), r.message, flush=True)
+            with contextlib.suppress(OSError):  # the disk of the log is full
+                print(time.strftime("%Y-%m-%d %H:%M:%S"), r.message, flush=True)
         if r.phase in (Phase.READY, Phase.DEGRADED):
             close()
 

@@ -63,9 +63,14 @@ def file_touched(path: Path, *, within_s: float = TIMEOUT_S) -> Probe:
             touched_at = path.stat().st_mtime
         except FileNotFoundError:
             return Readiness(ready=False, detail="starting")
-        return Readiness(ready=touched_at > started_at and time.time() - touched_at < within_s, detail=f"{path} is stale")
+        return Readiness(ready=touched_at > _since(started_at) and time.time() - touched_at < within_s, detail=f"{path} is stale")
 
     return probe
+
+
+def _since(started_at: float) -> float:
+    """Return the start by this machine's clock; 0 if the clock was set back to before it, so that no time tells old from new."""
+    return started_at if started_at <= time.time() else 0.0
 
 
 def grpc_serving(address: str, service: str) -> Probe:
@@ -153,7 +158,7 @@ def code_state(data: dict[str, Any]) -> Readiness:
 def daemon_state(data: dict[str, Any], started_at: float) -> Readiness:
     """Read the readiness of daemons started at `started_at` from the answer to `DAGSTER_QUERY`."""
     daemons = [d for d in data["instance"]["daemonHealth"]["allDaemonStatuses"] if d["required"]]
-    asleep = [d["daemonType"] for d in daemons if not d["healthy"] or (d["lastHeartbeatTime"] or 0.0) < started_at]
+    asleep = [d["daemonType"] for d in daemons if not d["healthy"] or (d["lastHeartbeatTime"] or 0.0) < _since(started_at)]
     if asleep or not daemons:
         return Readiness(ready=False, detail=f"daemons starting ({len(daemons) - len(asleep)}/{len(daemons)})")
     return Readiness(ready=True)

@@ -67,6 +67,8 @@ class Supervisor:
     _error: str | None = None
     _why: str = ""
     _last: StackReport | None = None
+    _is_written: bool = True
+    """Whether the file has the last report."""
     _served_since: float | None = None
     _was_ready: bool = False
     _num_published: int = -1
@@ -274,11 +276,17 @@ class Supervisor:
         )  # fmt: skip
 
     def _publish(self) -> None:
-        """Write and send the report if anything in it has changed."""
+        """Write and send the report if anything in it has changed; one that a full disk does not take is written once there is space."""
         report = self._report()
+        if report == self._last and self._is_written:
+            return
+        try:
+            write_atomically(self.files.report, report.to_json())
+            self._is_written = True
+        except OSError:
+            self._is_written = False
         if report == self._last:
             return
-        write_atomically(self.files.report, report.to_json())
         self.on_report(report)
         self._message = None
         self._last = self._report()

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from deploy.local import postgres
 from deploy.local.readiness import file_touched, file_written
 from deploy.local.supervisor.service_spec import Limits, Readiness, Service
 from deploy.local.supervisor.stack_report import Phase, ServiceState
 from deploy.local.supervisor.unit import RESTART_WINDOW_S, Unit
 from ft_assets.errors import Unavailable
+from tests.support.processes.small_disk import small_disk
 from tests.support.processes.stack import (
     BEAT,
     PYTHON,
@@ -299,3 +301,36 @@ def test_an_answer_of_the_process_before_is_none_of_the_one_after(tmp_path: Path
     answer.set()
     until_asked(asked, times=5)
     assert not any(pids(r).get("fragile") == second and state_of(r, "fragile").state is ServiceState.UP for r in stack.reports)
+
+
+def test_a_full_disk_ends_neither_the_supervisor_nor_a_service(tmp_path: Path, start: Callable[..., Running]) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        stack = start(serving(tmp_path, "web"), serving(tmp_path, "other"), home=disk.root)
+        before = pids(stack.ready())
+        disk.fill()
+        os.kill(before["web"], signal.SIGKILL)
+        stack.wait(lambda r: r.phase is Phase.DEGRADED)
+        again = pids(stack.wait(lambda r: r.phase is Phase.READY and pids(r).get("web", 0) not in (0, before["web"])))
+        assert again["other"] == before["other"]
+        report = stack.supervisor.files.report
+        assert str(again["web"]) not in report.read_text()
+        disk.free()
+        deadline = time.monotonic() + 60
+        while str(again["web"]) not in report.read_text():
+            assert time.monotonic() < deadline, "the report is not written once there is space"
+            time.sleep(0.05)
+        stack.end()
+
+
+def test_lines_of_the_database_that_no_disk_takes_end_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"LOG:  checkpoint complete\n")
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        assert postgres._copy(log, 0, full) == log.stat().st_size  # type: ignore[arg-type]
+
+
+def test_a_clock_that_was_set_back_makes_no_service_stale(tmp_path: Path) -> None:
+    (tmp_path / "beat").touch()
+    probe = file_touched(tmp_path / "beat")
+    assert probe(time.time() + 600.0).ready, "the service was started when the clock was ten minutes ahead"
+    assert not probe(time.time()).ready

@@ -41,6 +41,7 @@ def test_dagster_is_ready_when_its_location_has_loaded_and_its_daemons_have_beat
     assert daemon_state(dagster_answer(), 99.0).ready
     assert not daemon_state(dagster_answer(healthy=False), 99.0).ready
     assert not daemon_state(dagster_answer(beat=98.0), 99.0).ready, "a heartbeat of an earlier run does not count"
+    assert daemon_state(dagster_answer(), time.time() + 600.0).ready, "the clock was set back after the start"
 
 
 def test_a_shell_that_has_run_ft_env_still_owns_its_embedded_database(tmp_path: Path) -> None:
