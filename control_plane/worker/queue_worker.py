@@ -1,4 +1,4 @@
-"""The library's worker for several queues with slots of their own, without three ways in which it would leave a task lying."""
+"""The library's worker for several queues with slots of their own, without four ways in which it would leave a task lying."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class QueueWorker(Worker):
     1. A task that is announced during a look that finds nothing is looked for at once; the library forgets the announcement.
     2. A worker that cannot record the end of a task stops, so that others run the task again; the library would keep it and its lock.
     3. A worker stops when it can no longer send heartbeats or listen; the library notices this only where it adds periodic tasks.
+    4. A worker stops when it cannot fetch tasks; the library would first wait for its running ones, which may take hours.
     """
 
     def __init__(self, app: App, *, slots: Mapping[str, int], **options: Any) -> None:
@@ -59,9 +60,14 @@ class QueueWorker(Worker):
 
     async def _fetch_and_process_jobs(self) -> None:
         before = -1
-        while before != self._announced:
-            before = self._announced
-            await super()._fetch_and_process_jobs()  # type: ignore[no-untyped-call]
+        try:
+            while before != self._announced:
+                before = self._announced
+                await super()._fetch_and_process_jobs()  # type: ignore[no-untyped-call]
+        except Exception:
+            log.exception("no tasks can be fetched")
+            self.stop()  # type: ignore[no-untyped-call]
+            raise
 
     async def _monitor_side_tasks(self, side_tasks: list[asyncio.Task[Any]]) -> None:
         try:

@@ -178,6 +178,23 @@ def test_a_task_whose_end_cannot_be_recorded_is_run_again(held: Platform, store:
     assert is_processed(held, file_id)
 
 
+def test_a_worker_that_cannot_fetch_tasks_ends_although_one_of_its_tasks_hangs(
+    held: Platform, store: Held, write_chat_rows: Callable[..., Path]
+) -> None:
+    rows, tenant = write_chat_rows(), new_tenant(held)
+    hung = add_file(held, tenant, rows, "hung.jsonl")
+    with ended_by_itself(held) as result:
+        until(lambda: store.begun)
+        with held.engine.begin() as conn:  # as another worker does for which this one was silent too long
+            conn.execute(sa.text("DELETE FROM tasks.procrastinate_workers"))
+        try:
+            add_file(held, tenant, rows, "next.jsonl")
+            assert isinstance(result.exception(20), Unavailable)
+        finally:
+            store.released.set()
+        until(lambda: is_processed(held, hung))
+
+
 def test_a_task_that_is_added_while_the_worker_looks_for_one_is_found_at_once(fresh_platform: Platform) -> None:
     done, looking = threading.Event(), threading.Event()
 
