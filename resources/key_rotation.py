@@ -12,8 +12,8 @@ continues it and adds no third key.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,11 @@ from control_plane.platform.context import Platform
 from control_plane.platform.secrets import cipher, keys_in, new_key, replace_keys
 from control_plane.queue.tables import reservations
 from control_plane.tracking.tables import integrations
-from ft_assets.errors import Conflict, InvalidRequest
+from ft_assets.errors import Conflict, IntegrityError, InvalidRequest
 from ft_assets.layout import tenant_prefix
 from resources.object_store import object_links
-from resources.object_store.local import LocalObjectStore
-from resources.object_store.tenant_keys import TenantKeys
+from resources.object_store.local import LocalObjectStore, Renewed
+from resources.object_store.tenant_keys import KEYS, TenantKeys
 
 RETIRE_AFTER_S = 3600.0
 """How long a new key must have been in use before older ones are removed: no request, and no write of the worker, takes as long."""
@@ -45,10 +45,14 @@ class Rotated:
 
     added: tuple[str, ...]
     """Owners that got a new key: ``secrets.key``, tenants, and ``.installation`` for objects of no tenant."""
+    continued: tuple[str, ...]
+    """Owners with a rotation under way, which got none: :func:`retire` comes first."""
     num_secrets: int
     """Rows of the database whose secrets were encrypted again."""
     num_objects: int
     num_bytes: int
+    unreadable: tuple[str, ...]
+    """Objects and key files that no key opens; they stay as they are."""
 
 
 def rotate(platform: Platform, *, tenant: str | None = None) -> Rotated:
@@ -67,22 +71,37 @@ def _rotate(platform: Platform, tenant: str | None) -> Rotated:
             f"tenant {tenant!r} has no key in the object store; keys are made with FT_TENANT_KEY=local, and KMS has those of a bucket",
             code="tenant_key_missing",
         )
-    added, secrets = list[str](), 0
+    added, continued, unreadable, secrets = list[str](), list[str](), list[str](), 0
     if tenant is None:
         file = platform.settings.secrets_key_file
-        if _add_installation_key(file):
-            added.append(file.name)
+        (added if _add_installation_key(file) else continued).append(file.name)
         secrets = _seal_again(platform)
-    num_objects = num_bytes = 0
+    renewed = Renewed(num_objects=0, num_bytes=0, unreadable=())
     if keys is not None and store is not None:
-        for owner in [tenant] if tenant is not None else keys.owners():
-            keys.wrap_again(owner)
-            if len(keys_in(keys.file(owner))) == 1:
+        owners = [tenant] if tenant is not None else keys.owners()
+        unreadable = _wrap_again(keys, owners)
+        for owner in sorted(set(owners) - set(unreadable)):
+            if (num_keys := len(keys.lines(owner))) == 1:
                 keys.add(owner)
                 added.append(owner)
+            elif num_keys:
+                continued.append(owner)
         renewed = store.renew_envelopes(tenant_prefix(tenant) if tenant is not None else "")
-        num_objects, num_bytes = renewed
-    return Rotated(added=tuple(added), num_secrets=secrets, num_objects=num_objects, num_bytes=num_bytes)
+    return Rotated(
+        added=tuple(added), continued=tuple(continued), num_secrets=secrets, num_objects=renewed.num_objects,
+        num_bytes=renewed.num_bytes, unreadable=(*(f"{KEYS}/{owner}" for owner in unreadable), *renewed.unreadable),
+    )  # fmt: skip
+
+
+def _wrap_again(keys: TenantKeys, owners: Sequence[str]) -> list[str]:
+    """Encrypt the owners' keys with the installation's newest key; returns those whose keys it does not open."""
+    unreadable = []
+    for owner in owners:
+        try:
+            keys.wrap_again(owner)
+        except IntegrityError:
+            unreadable.append(owner)
+    return unreadable
 
 
 def retire(platform: Platform) -> Mapping[str, int]:
@@ -98,15 +117,15 @@ def retire(platform: Platform) -> Mapping[str, int]:
 def _retire(platform: Platform) -> Mapping[str, int]:
     store, keys = _encrypted_store(platform)
     file = platform.settings.secrets_key_file
-    files = {file.name: file} | ({owner: keys.file(owner) for owner in keys.owners()} if keys is not None else {})
-    open_ = {owner: path for owner, path in files.items() if len(keys_in(path)) > 1}
+    files = {file.name: file} if len(keys_in(file)) > 1 else {}
+    open_ = files | ({o: keys.file(o) for o in keys.owners() if len(keys.lines(o)) > 1} if keys is not None else {})
     if not open_:
         return {}
     _refuse_if_in_use(platform, max(path.stat().st_mtime for path in open_.values()))
     _seal_again(platform)
-    if keys is not None:
-        for owner in keys.owners():  # a rotation may have stopped before it did so
-            keys.wrap_again(owner)
+    if keys is not None:  # a rotation may have stopped before it did so
+        for unreadable in _wrap_again(keys, keys.owners()):
+            open_.pop(unreadable, None)
     if store is not None:
         store.renew_envelopes("")
     retired = {}
@@ -121,8 +140,8 @@ def _retire(platform: Platform) -> Mapping[str, int]:
 
 
 def _without_backup(platform: Platform) -> AbstractContextManager[None]:
-    """Keep backups away: one would hold objects and keys of different moments."""
-    return object_links.locked(platform.objects.root) if isinstance(platform.objects, LocalObjectStore) else nullcontext()
+    """Keep backups away, which would hold objects and keys of different moments, and other rotations, which would add keys of their own."""
+    return object_links.locked(platform.objects.root if isinstance(platform.objects, LocalObjectStore) else platform.settings.home)
 
 
 def _encrypted_store(platform: Platform) -> tuple[LocalObjectStore | None, TenantKeys | None]:

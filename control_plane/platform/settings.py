@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
 from ft_assets.layout import checked_id
@@ -238,6 +238,12 @@ class Settings:
     @property
     def endpoints_file(self) -> Path:
         return self.home / "endpoints.json"
+
+    def where_objects_are(self) -> dict[str, str]:
+        """Return the variables that say where objects are, without symbolic links."""
+        store = urlsplit(self.object_store)
+        local = Path(unquote(store.path)).resolve().as_uri() if store.scheme == "file" else self.object_store
+        return {"FT_OBJECT_STORE": local, "FT_COLD_DIR": "" if self.cold_dir is None else str(self.cold_dir.resolve())}
 
     @property
     def embedded_database(self) -> bool:

@@ -47,7 +47,7 @@ def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
         on_report=on_report,
         limits=stack_services.limits(settings),
         adopts=True,
-        extra_endpoints=lambda: {"database": stack_services.shown_database(settings)},
+        extra_endpoints=lambda: {"database": stack_services.shown_database(settings), **settings.where_objects_are()},
         when_idle=lambda: _stop_runs_and_workloads(settings),  # Dagster has ended and cannot start them again
         when_ended=lambda: _stop_model_servers(settings),  # the worker has ended
     )

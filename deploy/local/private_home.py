@@ -21,14 +21,8 @@ def make_private(home: Path) -> str | None:
     """
     os.umask(UMASK)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = home.stat()
-    if found.st_uid != os.geteuid():
-        raise InvalidRequest(
-            f"{home} belongs to user {found.st_uid}, but this process runs as user {os.geteuid()}; "
-            f"run as its owner, or change the owner: chown -R {os.geteuid()} {home}",
-            code="home_not_private",
-        )
-    mode = stat.S_IMODE(found.st_mode)
+    check_owner(home)
+    mode = stat.S_IMODE(home.stat().st_mode)
     allowed = 0
     if os.geteuid() == 0:
         os.chown(home, -1, os.getegid())
@@ -39,6 +33,17 @@ def make_private(home: Path) -> str | None:
     if not opened:
         return None
     return f"{home} was open to other users (mode {mode:o}, {len(opened)} entries); restricted it to its owner"
+
+
+def check_owner(home: Path) -> None:
+    """Refuse the home of another user: its processes could not read what this one, as root for instance, writes there."""
+    owner = home.stat().st_uid
+    if owner != os.geteuid():
+        raise InvalidRequest(
+            f"{home} belongs to user {owner}, but this process runs as user {os.geteuid()}; "
+            f"run as its owner, or change the owner: chown -R {os.geteuid()} {home}",
+            code="home_not_private",
+        )
 
 
 def unfinished_restore(home: Path) -> Path:

@@ -8,6 +8,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,12 +16,23 @@ from agent.messages import Completion, PartGrant, WriteGrant
 from control_plane.platform.protocols import ObjectInfo
 from ft_assets.durable_files import swap_names, sync_to_disk
 from ft_assets.encrypted_files import MARK, DataKey, decrypted, encrypt, envelope_of, plain_bytes, with_key
+from ft_assets.errors import IntegrityError
 from resources.object_store.object_keys import checked_key, missing
 from resources.object_store.tenant_keys import TenantKeys
 
 CHUNK_BYTES = 1 << 20
 STAGING = ".staging"
 """Directory of partially written objects; no key can start with a dot."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Renewed:
+    """What :meth:`LocalObjectStore.renew_envelopes` wrote."""
+
+    num_objects: int
+    num_bytes: int
+    unreadable: tuple[str, ...]
+    """Objects that none of their owner's keys opens; they stay as they are."""
 
 
 class LocalObjectStore:
@@ -45,7 +57,15 @@ class LocalObjectStore:
 
     def put_stream(self, key: str, stream: BinaryIO) -> int:
         new = self._new_data_key(key)
-        return self._write(key, lambda out: _copy(stream, out) if new is None else encrypt(stream, out, new))
+        return self._write(key, lambda out: _copy(stream, out) if new is None else self._encrypt(key, stream, out, new))
+
+    def _encrypt(self, key: str, stream: BinaryIO, out: BinaryIO, new: DataKey) -> int:
+        """Write `stream` encrypted. Its envelope is made anew at the end: the owner's key may have been exchanged during a slow upload."""
+        assert self._keys is not None
+        written = encrypt(stream, out, new)
+        out.seek(len(MARK))
+        out.write(self._keys.envelope(key, new.key))
+        return written
 
     def get_bytes(self, key: str) -> bytes:
         with self.open(key) as source:
@@ -141,18 +161,22 @@ class LocalObjectStore:
     def tenant_keys(self) -> TenantKeys | None:
         return self._keys
 
-    def renew_envelopes(self, prefix: str) -> tuple[int, int]:
-        """Encrypt the data keys of all objects under `prefix` with their owners' newest keys; returns the objects and bytes written.
+    def renew_envelopes(self, prefix: str) -> Renewed:
+        """Encrypt the data keys of all objects under `prefix` with their owners' newest keys.
 
         The objects themselves are copied as they are. Readers see the old file or the new one, which open alike; one that is deleted
         meanwhile stays deleted. A second call goes on where the first one was interrupted.
         """
-        renewed = total = 0
+        renewed, total, unreadable = 0, 0, list[str]()
         for root in self._roots():
             for info in _walk(root / checked_key(prefix) if prefix else root, f"{prefix}/" if prefix else ""):
-                copied = self._renew(info.key, root / info.key, root / STAGING)
+                try:
+                    copied = self._renew(info.key, root / info.key, root / STAGING)
+                except IntegrityError:
+                    unreadable.append(info.key)
+                    continue
                 renewed, total = renewed + bool(copied), total + copied
-        return renewed, total
+        return Renewed(num_objects=renewed, num_bytes=total, unreadable=tuple(unreadable))
 
     def _renew(self, key: str, path: Path, staging: Path) -> int:
         assert self._keys is not None, "without keys nothing is encrypted"

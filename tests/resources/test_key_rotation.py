@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import uuid
 from collections.abc import Callable
@@ -20,11 +21,11 @@ from control_plane.platform.secrets import cipher, keys_in, unseal
 from control_plane.tenants import service as tenants
 from control_plane.tracking import service as tracking
 from control_plane.tracking.tables import integrations
-from ft_assets.encrypted_files import encrypt
+from ft_assets.encrypted_files import ENVELOPE_BYTES, MARK, encrypt
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest
 from resources import key_rotation
 from resources.object_store import LOCAL_KEYS, from_url, object_links
-from resources.object_store.local import LocalObjectStore
+from resources.object_store.local import LocalObjectStore, Renewed
 from resources.object_store.tenant_keys import KEYS, TenantKeys
 from resources.tracking.wandb_server import HttpWandb
 
@@ -79,6 +80,7 @@ def test_all_keys_are_exchanged_while_another_process_reads_and_writes(encrypted
     assert (done.num_secrets, done.num_objects) == (2, 3)
     again = key_rotation.rotate(platform)
     assert (again.added, again.num_secrets, again.num_objects) == ((), 0, 0), "there is nothing left to do"
+    assert (done.continued, again.continued) == ((), done.added), "who rotates after a leak has to know that nothing was exchanged"
     assert {other.get_bytes(key) for key in ("tenants/t-rotating/a", "tenants/b/x", "suites/s")} == {TEXT}
     other.put_bytes("tenants/b/later", TEXT)
     write_granted(platform, granted.parts[0].url)
@@ -177,7 +179,7 @@ def test_an_object_that_is_deleted_meanwhile_stays_deleted(encrypted: Platform, 
 
     store.tenant_keys.add("a")  # type: ignore[union-attr]
     monkeypatch.setattr(store.tenant_keys, "newer_envelope", deleted_then)
-    assert store.renew_envelopes("") == (0, 0)
+    assert store.renew_envelopes("") == Renewed(num_objects=0, num_bytes=0, unreadable=())
     assert not store.exists("tenants/a/x")
     assert not list((store.root / ".staging").iterdir())
 
@@ -225,3 +227,54 @@ def test_keys_are_not_exchanged_during_a_backup(encrypted: Platform) -> None:
             with pytest.raises(Conflict, match="backup"):
                 exchange(encrypted)
     assert key_rotation.rotate(encrypted).added
+
+
+def test_an_upload_that_outlasts_a_rotation_is_readable(encrypted: Platform) -> None:
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            found = super().read(size)
+            if not found and len(keys_in(encrypted.settings.secrets_key_file)) == 1:
+                assert key_rotation.rotate(encrypted).added == ("secrets.key", "a")
+                aged(encrypted)
+                assert key_rotation.retire(encrypted) == {"secrets.key": 1, "a": 1}
+            return found
+
+    encrypted.objects.put_bytes("tenants/a/x", TEXT)
+    encrypted.objects.put_stream("tenants/a/slow", Slow(TEXT))
+    assert {store_of(encrypted).get_bytes(f"tenants/a/{name}") for name in ("x", "slow")} == {TEXT}
+
+
+def test_what_no_key_opens_is_named_and_stops_no_rotation(encrypted: Platform) -> None:
+    encrypted.objects.put_bytes("tenants/a/x", TEXT)
+    objects = encrypted.settings.home / "objects"
+    (objects / "tenants/a/odd").write_bytes(MARK + b"=" * ENVELOPE_BYTES)
+    (objects / KEYS / "b").write_text("of another installation\n")
+    (objects / KEYS / "b").chmod(0o600)
+    done = key_rotation.rotate(encrypted)
+    assert (done.added, done.num_objects) == (("secrets.key", "a"), 1)
+    assert done.unreadable == (f"{KEYS}/b", "tenants/a/odd")
+    aged(encrypted)
+    assert key_rotation.retire(encrypted) == {"secrets.key": 1, "a": 1}
+    assert store_of(encrypted).get_bytes("tenants/a/x") == TEXT
+
+
+def test_a_key_file_that_is_being_written_is_no_tenants(encrypted: Platform) -> None:
+    for key in ("tenants/a/x", "suites/s"):
+        encrypted.objects.put_bytes(key, TEXT)
+    (encrypted.settings.home / "objects" / KEYS / ".b.77.0a1b2c3d").write_text("")
+    assert key_rotation.rotate(encrypted).added == ("secrets.key", ".installation", "a")
+
+
+def test_a_key_file_that_is_replaced_while_it_is_read_is_read_again(encrypted: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    encrypted.objects.put_bytes("tenants/a/x", TEXT)
+    reader, whole = store_of(encrypted), TenantKeys.lines
+
+    def replaced_then(self: TenantKeys, owner: str) -> list[str]:
+        found = whole(self, owner)
+        monkeypatch.setattr(TenantKeys, "lines", whole)
+        key_rotation.rotate(encrypted, tenant="a")
+        return found
+
+    monkeypatch.setattr(TenantKeys, "lines", replaced_then)
+    reader.put_bytes("tenants/a/y", TEXT)
+    assert {reader.get_bytes(f"tenants/a/{name}") for name in "xy"} == {TEXT}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import getpass
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from control_plane.cli import record_views
-from ft_assets.errors import Unavailable
+from ft_assets.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from control_plane.platform.context import Platform
+    from control_plane.platform.settings import Settings
 
 
 @contextmanager
@@ -28,12 +30,15 @@ def open_local() -> Iterator[Platform]:
     from control_plane.platform.context import Actor
     from deploy.local.lifecycle import load_settings
     from deploy.local.postgres import postmaster_pid
-    from deploy.local.private_home import UMASK
+    from deploy.local.private_home import UMASK, check_owner
 
     settings = load_settings()
     down = f"the embedded database in {settings.home} is not running; start it with `ft up`, or set FT_DATABASE_URL"
     if settings.embedded_database and not settings.home.is_dir():  # opening a platform writes to its home
         raise Unavailable(down, code="stack_down")
+    if settings.embedded_database:
+        check_owner(settings.home)
+    _refuse_another_store(settings)
     with ExitStack() as at_the_end:
         at_the_end.callback(os.umask, os.umask(UMASK))  # what is written is for its owner alone
         platform = open_platform(settings)
@@ -44,6 +49,21 @@ def open_local() -> Iterator[Platform]:
             if settings.embedded_database and postmaster_pid(settings) is None:
                 raise Unavailable(down, code="stack_down") from e
             raise Unavailable(f"the database does not answer: {e.orig}; check FT_DATABASE_URL", code="database_unreachable") from e
+
+
+def _refuse_another_store(settings: Settings) -> None:
+    """Refuse to work on other objects than those of the stack that runs in this home: it was started in another shell."""
+    try:
+        running = json.loads(settings.endpoints_file.read_text())
+    except (OSError, ValueError):
+        return
+    for variable, here in settings.where_objects_are().items():
+        if (there := running.get(variable, here)) != here:
+            raise InvalidRequest(
+                f"the stack in {settings.home} runs with {variable}={there}, and this command with {variable}={here}; set it as for "
+                "`ft up`",
+                code="settings_differ",
+            )
 
 
 local = functools.partial(record_views.command, open_local)

@@ -128,10 +128,14 @@ def _entries(conn: Connection) -> Iterator[Entry]:
 
 
 def _with_causes(conn: Connection, verdict: Verdict) -> Verdict:
-    """Add erased entries that no deletion of their tenant's data explains."""
-    erased = sa.select(audit_log.c.tenant_id).distinct().where(audit_log.c.redacted_at.is_not(None))
-    explained = sa.select(deletions.c.subject_id).where(deletions.c.subject_kind == "tenant")
-    causeless = conn.execute(erased.where(audit_log.c.tenant_id.is_(None) | audit_log.c.tenant_id.not_in(explained))).scalars()
+    """Add erased entries that no deletion of their tenant's data explains: it erases at the moment at which it is done."""
+    explained = sa.exists().where(
+        deletions.c.subject_kind == "tenant",
+        deletions.c.subject_id == audit_log.c.tenant_id,
+        deletions.c.done_at == audit_log.c.redacted_at,
+    )
+    erased = sa.select(audit_log.c.tenant_id).distinct().where(audit_log.c.redacted_at.is_not(None), ~explained)
+    causeless = conn.execute(erased).scalars()
     found = tuple(f"entries of {tenant or 'the platform'} are marked as erased, and no deletion explains it" for tenant in causeless)
     return replace(verdict, findings=(*verdict.findings, *found))
 

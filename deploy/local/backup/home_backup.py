@@ -16,7 +16,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from importlib.metadata import version
@@ -27,7 +27,7 @@ from control_plane.platform.settings import Settings, variable
 from deploy.local.backup import backup_manifest, database_dump
 from deploy.local.backup.backup_manifest import FileList, Manifest
 from deploy.local.postgres import postmaster_pid
-from deploy.local.private_home import make_private
+from deploy.local.private_home import check_owner, make_private
 from deploy.local.supervisor import lock
 from deploy.local.supervisor.lock import StackFiles
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
@@ -98,9 +98,10 @@ def back_up(settings: Settings, directory: Path, *, say: Say) -> Backup:
     root = object_root(settings)
     if not (settings.postgres_dir / "PG_VERSION").exists():
         raise InvalidRequest(f"{settings.home} has no database; set FT_HOME to the home of a stack", code="home_without_database")
-    _check_target(settings, directory, root)
-    steps = Steps(say)
+    check_owner(settings.home)
     roots = [path for path in (root, settings.cold_dir) if path is not None]
+    _check_target(settings, directory, roots)
+    steps = Steps(say)
     with object_links.held(roots) as links, _running_database(settings):
         make_private(directory)
         manifest = _write(settings, directory, links, steps)
@@ -211,8 +212,8 @@ def _settings() -> Mapping[str, str]:
     return {name: PASSWORD.sub("//***@", os.environ[name]) for name in names if os.environ.get(name)}
 
 
-def _check_target(settings: Settings, directory: Path, root: Path) -> None:
-    if any(directory.resolve().is_relative_to(place.resolve()) for place in (settings.home, root)):
+def _check_target(settings: Settings, directory: Path, roots: Sequence[Path]) -> None:
+    if any(directory.resolve().is_relative_to(place.resolve()) for place in (settings.home, *roots)):
         raise InvalidRequest(
             f"{directory} is inside of what it would back up; choose a directory on another disk", code="backup_target_refused"
         )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+from control_plane.platform.secrets import cipher
 from control_plane.platform.settings import Settings
 from deploy.local.backup import backup_manifest, database_dump
 from deploy.local.backup.backup_manifest import Entry, Manifest, damaged_file
@@ -22,6 +23,7 @@ from deploy.local.supervisor.lock import StackFiles
 from ft_assets.durable_files import sync_to_disk
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest
 from resources.database import embedded, migrate
+from resources.object_store.tenant_keys import KEYS, TenantKeys
 
 NEW_TOKENS = """
 UPDATE agents SET token = fresh.token
@@ -61,6 +63,7 @@ def restore(settings: Settings, directory: Path, *, say: Say) -> tuple[Backup, i
         with steps.step("loaded both databases") as details:
             running = _load(settings, directory, manifest)
             details.append(f"{manifest.num_rows} rows, as many as were dumped")
+        _check_keys(settings, root)
         sync_to_disk(settings.home)
         unfinished_restore(settings.home).unlink()
     return Backup(directory=directory, manifest=manifest, seconds=steps.seconds), running
@@ -81,12 +84,25 @@ def _check_fits(settings: Settings, manifest: Manifest) -> None:
             f"{manifest.version} (commit {manifest.commit[:12]}), and upgrade then",
             code="backup_of_another_version",
         )
+    if not manifest.key_file_outside and not settings.secrets_key_file.is_relative_to(settings.home):
+        raise InvalidRequest(
+            f"the backup has its key file in the home, and FT_SECRETS_KEY_FILE names {settings.secrets_key_file}, which decrypts nothing "
+            "in the backup; unset it, restore, and move the key file then",
+            code="key_file_missing",
+        )
     if manifest.key_file_outside and not settings.secrets_key_file.is_file():
         raise InvalidRequest(
             f"the backup was made with a key file outside of the home, and {settings.secrets_key_file} does not exist; set "
             "FT_SECRETS_KEY_FILE to your copy of that file",
             code="key_file_missing",
         )
+
+
+def _check_keys(settings: Settings, root: Path) -> None:
+    """Refuse a key file that does not belong to the backup: nothing that it encrypted could be read."""
+    keys = TenantKeys(root / KEYS, lambda: cipher(settings))
+    for owner in keys.owners():
+        keys.check(owner)
 
 
 def _copy_files(settings: Settings, directory: Path, manifest: Manifest, root: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -63,6 +65,26 @@ def test_wrong_arguments_of_an_operator_are_reported_even_if_the_database_is_dow
     assert offline("admin", "tenants", "list", "--json").json["error"]["code"] == "stack_down"
     refused = offline("admin", *arguments)
     assert message in refused.err and refused.code in (1, 2), refused
+
+
+def test_a_command_that_would_work_on_other_objects_than_the_running_stack_is_refused(offline: Ft, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/endpoints.json").write_text(json.dumps({"FT_OBJECT_STORE": f"file://{tmp_path}/data", "FT_COLD_DIR": "/cold"}))
+    refused = offline("admin", "keys", "retire")
+    assert refused.code == 1 and "[settings_differ]" in refused.err
+    assert f"runs with FT_OBJECT_STORE=file://{tmp_path}/data, and this command with FT_OBJECT_STORE=file://{tmp_path}/home" in refused.err
+    same_store = offline("admin", "keys", "retire", FT_OBJECT_STORE=f"file://{tmp_path}/data")
+    assert "runs with FT_COLD_DIR=/cold, and this command with FT_COLD_DIR=;" in same_store.err
+    both = {"FT_OBJECT_STORE": f"file://{tmp_path}/data", "FT_COLD_DIR": "/cold"}
+    assert offline("admin", "tenants", "list", "--json", **both).json["error"]["code"] == "stack_down"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_root_writes_nothing_to_the_home_of_another_user(offline: Ft, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    os.chown(tmp_path / "home", 65534, 65534)
+    assert offline("admin", "keys", "rotate", "--json").json["error"]["code"] == "home_not_private"
+    assert not list((tmp_path / "home").iterdir())
 
 
 def test_a_command_of_an_operator_writes_nothing_to_a_home_that_does_not_exist(offline: Ft, tmp_path: Path) -> None:

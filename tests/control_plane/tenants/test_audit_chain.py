@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import sqlalchemy as sa
 
 from control_plane.platform.context import Platform
 from control_plane.tenant_data import erasure
+from control_plane.tenant_data.tables import deletions
 from control_plane.tenants import service as tenants
 from control_plane.tenants.audit import audit_entries
 from control_plane.tenants.audit.audit_chain import Content, Entry, Head, check, parse_head, place
@@ -126,6 +128,14 @@ def test_entries_are_chained_exported_and_verified_and_erasure_keeps_the_chain(f
     erased = audit_entries.verify(platform, head=written.head)
     assert (erased.num_entries, erased.num_redacted) == (written.num_entries, written.num_entries)
     assert erased.findings == (f"entries of {tenant.id} are marked as erased, and no deletion explains it",), "none was requested here"
+    with platform.engine.begin() as conn:
+        at = conn.scalar(sa.select(audit_log.c.redacted_at).where(audit_log.c.tenant_id == tenant.id).limit(1))
+        done = {"id": "del-1", "tenant_id": tenant.id, "subject_kind": "tenant", "subject_id": tenant.id, "reason": "r", "proof": {}}
+        conn.execute(sa.insert(deletions).values(**done, sha256="0", requested_at=at, done_at=at - timedelta(days=1)))
+    assert audit_entries.verify(platform).findings == erased.findings, "a deletion of another day explains nothing"
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(deletions).values(**{**done, "id": "del-2"}, sha256="0", requested_at=at, done_at=at))
+    assert audit_entries.verify(platform).findings == ()
 
     engine = owner(platform)
     with engine.begin() as conn:

@@ -20,11 +20,19 @@ def register(admin: typer.Typer) -> None:
 
 
 def _rotated(done: Mapping[str, Any]) -> str:
-    added = ", ".join(done["added"]) or "none, because a rotation is under way, which this continued"
+    added = ", ".join(done["added"]) or "none"
     again = f"{done['num_secrets']} rows of secrets and {done['num_objects']} objects ({done['num_bytes'] / 1e6:.1f} MB)"
-    return (
+    lines = [
         f"new keys: {added}; encrypted again: {again}; the older ones still open everything; after 1 h, `ft admin keys retire` removes them"
-    )
+    ]
+    if done["continued"]:
+        lines.append(
+            f"no new key for {', '.join(done['continued'])}: a rotation is under way, which this continued. If one of these has leaked, "
+            "run `ft admin keys retire`, then rotate again"
+        )
+    if done["unreadable"]:
+        lines.append(f"left as they are, because no key opens them: {', '.join(done['unreadable'])}; restore them from a backup")
+    return "\n".join(lines)
 
 
 @local(_rotated)

@@ -26,15 +26,23 @@ def test_a_stack_that_is_not_the_embedded_one_is_not_backed_up(offline: Ft, tmp_
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize("where", ["home/b", "full"])
+@pytest.mark.parametrize("where", ["home/b", "full", "cold/b"])
 def test_a_backup_goes_to_an_empty_directory_elsewhere(offline: Ft, tmp_path: Path, where: str) -> None:
     (tmp_path / "home/postgres").mkdir(parents=True)
     (tmp_path / "home/postgres/PG_VERSION").touch()
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
-    done = offline("admin", "backup", tmp_path / where)
+    done = offline("admin", "backup", tmp_path / where, FT_COLD_DIR=str(tmp_path / "cold"))
     assert done.code == 1
     assert "inside of what it would back up" in done.err or "is not empty" in done.err
+
+
+def test_a_key_file_that_cannot_be_the_backups_is_refused(offline: Ft, tmp_path: Path) -> None:
+    sealed(tmp_path / "b", schema=migrate.head())
+    done = offline("admin", "restore", tmp_path / "b", FT_SECRETS_KEY_FILE=str(tmp_path / "other.key"))
+    assert done.code == 1
+    assert "the backup has its key file in the home" in done.err and "[key_file_missing]" in done.err
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_home_with_data_is_not_overwritten(offline: Ft, tmp_path: Path) -> None:
