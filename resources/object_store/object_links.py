@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
 
@@ -34,6 +34,19 @@ class ObjectLinks:
     def has(self, prefix: str) -> bool:
         """Whether an object, or one under the prefix, is linked."""
         return any(path.is_file() or any(_files(path)) for path in (root / LINKS / prefix for root in self.roots))
+
+    def drop_deleted(self, referred: Callable[[Collection[str]], Collection[str]]) -> int:
+        """Remove the links of objects that are deleted by now and that nothing refers to; returns how many.
+
+        `referred` gets paths of objects and of the directories above them, and returns those that something refers to.
+        """
+        gone = {path: link for path, link in self.files() if not any((root / path).exists() for root in self.roots)}
+        above = {path: {path, *(str(p) for p in PurePosixPath(path).parents)} for path in gone}
+        needed = set(referred(set().union(*above.values())))
+        dropped = [link for path, link in gone.items() if not needed & above[path]]
+        for link in dropped:
+            link.unlink()
+        return len(dropped)
 
     def files(self) -> Iterator[tuple[str, Path]]:
         """Yield each object's path in the store and its link."""

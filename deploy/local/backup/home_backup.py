@@ -1,12 +1,12 @@
 """``ft admin backup``: copies a home into a directory while its stack runs.
 
 1. Link every object, so that none disappears.
-2. Take snapshots of both databases as of one moment, and link what was stored in the meantime. An object is stored before a row refers to
-   it and deleted after no row does, so every object that the snapshots refer to is linked.
+2. Take snapshots of both databases as of one moment, link what was stored in the meantime, and drop the links of what was deleted. An
+   object is stored before a row refers to it and deleted after no row does, so every object that the snapshots refer to is linked.
 3. Dump both databases at their snapshots, and copy the objects, the keys, the base models and MLflow's store.
 4. Write the manifest, and read everything back.
 
-What objects are stored later and what is deleted meanwhile makes no difference to the backup. It uses constant memory, except for the names
+What objects are stored or deleted later makes no difference to the backup. It uses constant memory, except for the names
 in one directory of the store.
 """
 
@@ -16,9 +16,10 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -134,8 +135,8 @@ def _write(settings: Settings, directory: Path, links: ObjectLinks, steps: Steps
     with database_dump.moment(settings.postgres_dir) as moment:
         with steps.step("read both databases as of one moment") as details:
             new, rows, schema = links.add(), moment.rows(), _schema(moment)
-            absent = _absent(moment, links)
-            details += [f"{sum(sum(tables.values()) for tables in rows.values())} rows, schema {schema}", f"{new} more objects"]
+            dropped, absent = links.drop_deleted(partial(_referred, moment)), _absent(moment, links)
+            details += [f"{sum(sum(tables.values()) for tables in rows.values())} rows, schema {schema}", f"{new - dropped} more objects"]
         with steps.step("dumped the databases"):
             for name, snapshot in moment.snapshots.items():
                 database_dump.dump(settings.postgres_dir, name, snapshot, directory / database_file(name))
@@ -204,6 +205,13 @@ def _absent(moment: database_dump.Moment, links: ObjectLinks) -> list[str]:
             if len(found) < MAX_ABSENT and not links.has(prefix):
                 found.append(prefix)
     return found
+
+
+def _referred(moment: database_dump.Moment, prefixes: Collection[str]) -> list[str]:
+    """Return those of `prefixes` that the database refers to."""
+    with moment.sessions[embedded.CONTROL_PLANE].cursor() as cursor:
+        cursor.execute(f"SELECT object_prefix FROM ({REFERRED}) AS referred WHERE object_prefix = ANY(%s)", ([*prefixes],))
+        return [prefix for (prefix,) in cursor.fetchall()]
 
 
 def _settings() -> Mapping[str, str]:

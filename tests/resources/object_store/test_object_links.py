@@ -64,3 +64,15 @@ def test_the_worker_removes_links_that_no_backup_holds(tmp_path: Path) -> None:
     ObjectLinks([store.root]).add()
     assert remove_abandoned(store)
     assert not (store.root / ".backup").exists()
+
+
+def test_links_of_deleted_objects_are_dropped_unless_something_refers_to_them(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path / "objects")
+    for key in ("tenants/a/files/f/x", "tenants/a/files/g/x", "tenants/b/jobs/j/ckpt/1/w"):
+        store.put_bytes(key, b"x")
+    with held([store.root]) as links:
+        assert links.add() == 3
+        for key in ("tenants/a/files/f/x", "tenants/b/jobs/j/ckpt/1/w"):
+            store.delete(key)
+        assert links.drop_deleted(lambda paths: {"tenants/b/jobs/j/ckpt/1"} & set(paths)) == 1
+        assert [path for path, _ in links.files()] == ["tenants/a/files/g/x", "tenants/b/jobs/j/ckpt/1/w"]
