@@ -19,8 +19,8 @@ from tests.support.servers.checked_s3 import checked_s3
 from tests.support.servers.faulty_proxy import FaultyProxy, faulty_proxy
 
 BUCKET = "soak"
-DISK_SIZE = "768m"
-"""A full fine-tuning of the demo model keeps 3 checkpoints of 40 MB; four jobs run at once at most."""
+DISK_SIZE = "2g"
+"""A full fine-tuning of the demo model keeps 3 checkpoints of 40 MB, and 14 MB for an hour after its end; a hundred jobs end in an hour."""
 DIRECT_PORT = 5433
 """Under which clients reach the database's socket itself: libpq derives the socket's name from it."""
 LIBFAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from control_plane.adapters import adapter_signatures, exports
+from control_plane.attempts import job_directories
 from control_plane.attempts.checkpoint_retention import retire_ended
 from control_plane.billing import budgets, storage_usage
 from control_plane.billing.invoices import service as invoices
@@ -105,6 +106,7 @@ RETENTION = Round(
         "deletions done": lambda p: deletion.carry_out_all(p, budget_s=2 * BUDGET_S),
         "adapters archived": deletion_requests.archive_due,
         "jobs whose checkpoints were removed": lambda p: retire_ended(p, budget_s=BUDGET_S),
+        "directories of jobs removed": job_directories.remove_ended,
         "idempotency keys forgotten": duplicate_requests.purge,
         "datasets in cold storage": lambda p: cold_storage.cool_unused(p, budget_s=BUDGET_S),
         "exports expired": exports.expire,
