@@ -37,6 +37,9 @@ MAX_REPLACEMENTS = 5
 ENDED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS)
 SETTLED = timedelta(seconds=1)
 """How long after its end a run may still be moving its job: the transition is written beside Dagster's own."""
+FIRST_PAUSE, PAUSE_GROWS = timedelta(seconds=10), 3
+"""The first run of a stage that dies is replaced at once, the next after this pause, and each later one after a pause that many times as
+long: 10 s, 30 s, 90 s, 270 s. An outage of some minutes, such as a full disk, fails no job."""
 UNQUEUED = timedelta(seconds=30)
 """Between its creation and the queue, a run is briefly held by a webserver or the daemon; one that stays there was lost with it. Longer
 than the 20 s that the queue listener waits for an answer. If it enters the queue after all, its key is no longer due."""
@@ -90,11 +93,11 @@ def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, n
         return f"run {run.run_id} never entered the queue"
     silent_since = max(t for t in (beat, changed) if t is not None)
     if run.status in ENDED:
-        return f"run {run.run_id} ended {run.status.value}" if now - changed > SETTLED else None
+        return f"run {run.run_id} ended {run.status.value}" if now - changed > pause(due.died) else None
     if run.status not in WORKING:
         return None
     lives, silent = worker_lives(instance, run), now - silent_since
-    if lives is False and now - changed > SETTLED:
+    if lives is False and now - changed > pause(due.died):
         instance.report_run_failed(run, message="its worker's process is gone; the job gets another run")
         return f"run {run.run_id} lost its process"
     on_cluster = not isinstance(instance.run_launcher, DefaultRunLauncher)
@@ -103,6 +106,11 @@ def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, n
     end_worker(instance, run)
     instance.report_run_failed(run, message="its worker has not been heard of; the job gets another run")
     return f"run {run.run_id} was silent for {silent.total_seconds():.0f} s"
+
+
+def pause(died: int) -> timedelta:
+    """Return how long after its end a run is replaced, if so many runs of its stage died before."""
+    return SETTLED if died == 0 else max(SETTLED, FIRST_PAUSE * PAUSE_GROWS ** (died - 1))
 
 
 def end_worker(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:

@@ -31,6 +31,7 @@ from ft_assets.platform_resource import PlatformResource
 from ft_assets.training.failures import StopReason
 from resources.dagster.run_records import record_path, runs_dir
 from resources.launcher.process_identity import identity
+from sensors import recovery
 from sensors.admission import admission
 from sensors.recovery import HUNG, MAX_REPLACEMENTS, SETTLED, UNQUEUED, failures, why_gone
 from sensors.scheduling_cycle import scheduling as scheduling_sensor
@@ -86,8 +87,9 @@ def test_nothing_is_trained_that_was_not_queued(submitted: tuple[Platform, str, 
 
 
 def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the_job_fails(
-    submitted: tuple[Platform, str, str], instance: dg.DagsterInstance
+    submitted: tuple[Platform, str, str], instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recovery, "FIRST_PAUSE", timedelta(0))
     platform, tenant, job_id = submitted
     for attempt in range(MAX_REPLACEMENTS):
         (due,) = launches.due_runs(platform, ("prepare",))
@@ -102,8 +104,9 @@ def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the
 
 
 def test_attempts_that_a_node_took_back_are_no_runs_of_their_evaluation_that_died(
-    submitted: tuple[Platform, str, str], instance: dg.DagsterInstance
+    submitted: tuple[Platform, str, str], instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recovery, "FIRST_PAUSE", timedelta(0))
     platform, tenant, job_id = submitted
     with platform.engine.begin() as conn:
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(state="evaluating"))
@@ -130,6 +133,21 @@ def test_a_run_that_ended_just_now_may_still_move_its_job(submitted: tuple[Platf
     ended = instance.get_run_records(dg.RunsFilter(tags={"dagster/ft_run_key": due.run_key}))[0].update_timestamp
     assert why_gone(instance, due, None, ended + SETTLED) is None
     assert "ended FAILURE" in (why_gone(instance, due, None, ended + SETTLED + timedelta(milliseconds=1)) or "")
+
+
+def test_a_stage_whose_runs_die_is_tried_again_after_ever_longer_pauses(
+    submitted: tuple[Platform, str, str], instance: dg.DagsterInstance
+) -> None:
+    platform = submitted[0]
+    pauses = []
+    for _ in range(MAX_REPLACEMENTS):
+        (due,) = launches.due_runs(platform, ("prepare",))
+        create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
+        ended = instance.get_run_records(dg.RunsFilter(tags={"dagster/ft_run_key": due.run_key}))[0].update_timestamp
+        later = [s for s in (0, 5, 15, 45, 135, 400) if why_gone(instance, due, None, ended + timedelta(seconds=s))]
+        pauses.append(later[0])
+        assert launches.replace_run(platform, due)
+    assert pauses == [5, 15, 45, 135, 400]
 
 
 def test_a_run_that_never_entered_the_queue_is_lost_unless_another_of_its_key_did(
