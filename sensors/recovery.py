@@ -76,9 +76,9 @@ def _give_up(platform: Platform, launcher: Launcher, due: DueRun, why: str) -> N
     """Fail the job, whose stage fails whenever it is run."""
     error = f"{due.stage} failed {due.died + 1} times: {why}. Submit the job again, or ask an operator to look at its runs"
     fail(platform, due.tenant, due.job_id, FtError(error))
-    if due.attempt:
-        launcher.stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)
+    if due.attempt:  # released first: the end of a workload that is stopped would be billed as that of a cancelled one
         release(platform, due.job_id, due.attempt)
+        launcher.stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)
 
 
 def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, now: datetime) -> str | None:

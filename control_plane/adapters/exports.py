@@ -37,6 +37,7 @@ from control_plane.tenants.tables import tenants
 from ft_assets.adapters.exports import Format, Precision, checked, export_key
 from ft_assets.adapters.exports.archive import Built, Order
 from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.stages import Stage
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
@@ -73,6 +74,10 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
     with platform.engine.connect() as conn:
         if (known := one_or_none(conn, requested_before, Export)) is not None:
             return known
+    if adapter.stage == Stage.ARCHIVED:
+        raise Conflict(
+            f"adapter {adapter.id} is archived, so its files are deleted; export another version", code="invalid_state", param="adapter_id"
+        )
     with platform.engine.begin() as conn:
         conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # or concurrent calls count the same room
         if (known := one_or_none(conn, requested_before, Export)) is not None:

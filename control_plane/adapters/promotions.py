@@ -178,6 +178,8 @@ def rollback(platform: Platform, tenant: str, reference: str) -> RolledBack:
     while True:
         with platform.engine.begin() as conn:
             current, previous = _to_roll_back(conn, tenant, reference)
+            if locked(conn, tenant, previous.id).stage != Stage.PRODUCTION:  # deprecated since it was read: there is another predecessor
+                continue
             if previous.id == brought_back or observations.is_served(conn, previous.id):
                 _go_back(platform, conn, current, previous)
                 break
@@ -269,7 +271,7 @@ def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
             check_transition(record.id, record.stage, Stage.DEPRECATED)
             set_stage(conn, record.id, Stage.DEPRECATED, deprecated_at=platform.clock())
             model_routes.tell_of_withdrawal(conn, record, platform.clock())
-            rollout.desire(conn, record, UNLOADED, platform.clock())
+        rollout.desire(conn, record, UNLOADED, platform.clock())
     return get_adapter(platform, tenant, record.id)
 
 

@@ -175,7 +175,7 @@ def register(conn: Connection, file: File, accepted: Accepted, *, now: datetime)
     tenant's data gets a report again.
     """
     tenant = file.tenant_id
-    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # so that each version gets its own number
+    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # each version has its own number
     name = dataset_name(file.filename)
     newest = sa.select(sa.func.coalesce(sa.func.max(datasets.c.version), 0)).where(datasets.c.tenant_id == tenant, datasets.c.name == name)
     new = insert(datasets).values(

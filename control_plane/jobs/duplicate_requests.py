@@ -50,7 +50,14 @@ MAX_CANDIDATES = 100
 
 
 def finished_request(
-    conn: Connection, tenant: str, request: JobRequest, *, model: BaseModel, dataset_id: str | None, warm_start: WarmStartSource | None
+    conn: Connection,
+    tenant: str,
+    request: JobRequest,
+    *,
+    model: BaseModel,
+    recipe: str,
+    dataset_id: str | None,
+    warm_start: WarmStartSource | None,
 ) -> Job | None:
     """Return the newest succeeded job of the same request whose adapter still exists (and is served, if the request asks for that).
 
@@ -63,6 +70,7 @@ def finished_request(
     query = _with_adapter(tenant, stages).where(
         jobs.c.model == model.id,
         jobs.c.base_digest == model.digest,
+        jobs.c.recipe == recipe,
         jobs.c.dataset_id == dataset_id,
         jobs.c.method == request.method,
         jobs.c.seed == request.seed,

@@ -102,7 +102,13 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
         refuse_while_deleted(conn, tenant)
         dataset_id = _trainable_files(conn, tenant, request)
         done = duplicate_requests.finished_request(
-            conn, tenant, requested.request, model=requested.model, dataset_id=dataset_id, warm_start=requested.warm_start
+            conn,
+            tenant,
+            requested.request,
+            model=requested.model,
+            recipe=requested.recipe,
+            dataset_id=dataset_id,
+            warm_start=requested.warm_start,
         )
         if done is not None:
             duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=done.id, now=platform.clock())

@@ -74,6 +74,8 @@ class Outcome:
     retry_after_s: float | None = None
     final: bool = False
     """No further attempt can succeed."""
+    of_receiver: bool = False
+    """The endpoint was asked: what became of it says something about the endpoint, and not about this process or the event."""
 
 
 def deliver(platform: Platform, target: str) -> None:
@@ -156,13 +158,14 @@ def _post(platform: Platform, attempt: Attempt) -> Outcome:
 def judged(answer: WebhookAnswer) -> Outcome:
     """Only 2xx counts as delivered: the endpoint that redirects did not accept the event."""
     if answer.status is None:
-        return Outcome(delivered=False, error=answer.error)
+        return Outcome(delivered=False, error=answer.error, of_receiver=True)
     if 200 <= answer.status < 300:
         return Outcome(delivered=True, status=answer.status)
     hint = " (redirects are not followed: give the final URL)" if 300 <= answer.status < 400 else ""
     error = f"HTTP {answer.status}{hint}" + (f": {answer.text}" if answer.text else "")
     return Outcome(
-        delivered=False, status=answer.status, error=error, retry_after_s=answer.retry_after_s, final=answer.status == GONE
+        delivered=False, status=answer.status, error=error, retry_after_s=answer.retry_after_s, final=answer.status == GONE,
+        of_receiver=True,
     )  # fmt: skip
 
 
@@ -223,7 +226,7 @@ def _judge_endpoint(conn: Connection, endpoint: Endpoint, outcome: Outcome, now:
         if since is not None:
             conn.execute(this.values(failing_since=None))
         return
-    if endpoint.state != "enabled":
+    if endpoint.state != "enabled" or not outcome.of_receiver:
         return
     if since is None:
         conn.execute(this.values(failing_since=now))

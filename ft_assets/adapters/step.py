@@ -100,7 +100,7 @@ def _end_passed(platform: Platform, job: Job, made: Adapter, rules: EvalConfig, 
         evaluations.request(platform, made.tenant_id, made.id, kind=evaluations.MONITOR)
     results.store(platform, made.tenant_id, job.id)
     ended = _end(platform, job.id, JobState.SUCCEEDED, message, warning, adapter_id=made.id, fine_tuned_model=made.name)
-    if not ended and made.stage == Stage.PRODUCTION:
+    if not ended and made.stage == Stage.PRODUCTION and _is_cancelled(platform, job.id):  # and not ended by another run of this step
         return promotions.deprecate(platform, made.tenant_id, made.id)  # cancelled while it was being promoted: it is not served
     return made
 

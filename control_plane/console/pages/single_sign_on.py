@@ -145,7 +145,7 @@ def _keep(
     samesite: Literal["lax", "strict"],
 ) -> Response:
     """Let the browser carry `values`, which it can neither read nor change."""
-    sealed = cipher(platform.settings).encrypt(json.dumps(values).encode()).decode()
+    sealed = cipher(platform.settings).encrypt(json.dumps({**values, "for": name}).encode()).decode()
     response.set_cookie(
         name, sealed, max_age=KEPT_S, path=PREFIX, httponly=True, samesite=samesite, secure=is_secure(request, platform)
     )  # fmt: skip
@@ -157,7 +157,7 @@ def _kept(request: Request, platform: Platform, name: str) -> dict[str, str] | N
         found: dict[str, str] = json.loads(cipher(platform.settings).decrypt(request.cookies.get(name, "").encode(), ttl=KEPT_S))
     except InvalidToken:
         return None
-    return found
+    return found if found["for"] == name else None
 
 
 def _forget(response: Response, name: str) -> Response:
