@@ -272,6 +272,12 @@ def test_a_code_works_once(platform: Platform, tenant: Tenant, person: Person) -
     assert (again.status_code, "oidc_refused" in again.text) == (403, True)
 
 
+def test_what_a_browser_keeps_for_one_step_is_nothing_in_another(person: Person) -> None:
+    person.start()
+    person.http.cookies.set("ft_identity", person.http.cookies["ft_sign_in"])
+    assert person.http.get("/console/oidc/choose").headers["location"] == "/console/oidc/start"
+
+
 def test_a_person_who_declines_is_back_at_the_sign_in(person: Person) -> None:
     answer = person.http.get(person.provider.deny(person.start()))
     assert (answer.status_code, "oidc_refused" in answer.text) == (403, True)

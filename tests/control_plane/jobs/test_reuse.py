@@ -95,6 +95,14 @@ def test_a_request_that_differs_or_is_forced_is_a_job_of_its_own(
     assert (made.created, made.reused) == (True, False)
 
 
+def test_a_job_of_another_recipe_is_no_answer(platform: Platform, tenant: Tenant, submit: Submit) -> None:
+    first = submit().job.id
+    finish(platform, tenant.id, first)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == first).values(recipe="superseded@1"))
+    assert submit().created, "the defaults of the present recipe may be others"
+
+
 def test_a_job_that_runs_or_failed_is_no_answer(platform: Platform, submit: Submit) -> None:
     first = submit().job.id
     assert submit(key="another").created

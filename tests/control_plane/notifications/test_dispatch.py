@@ -218,6 +218,7 @@ def test_an_error_of_ours_is_an_attempt_like_any_other_and_holds_up_nothing_for_
     first, second = world.of(endpoint)
     assert (first["state"], first["attempts"], first["last_error"]) == ("dead", 10, "internal error")
     assert second["state"] == "pending" and second["attempts"] >= 1
+    assert webhooks.get(working, world.tenant, endpoint).failing_since is None, "the receiver was not asked"
     world.platform = working
     world.later(400)
     world.send()
@@ -365,6 +366,7 @@ def test_an_event_whose_tenant_had_its_data_deleted_is_not_sent(world: World, th
         conn.execute(sa.update(events).where(events.c.tenant_id == world.tenant).values(data={}))
     world.send()
     assert world.states(endpoint) == ["dead"] and there.received == []
+    assert webhooks.get(world.platform, world.tenant, endpoint).failing_since is None, "the receiver was not asked"
 
 
 def test_old_events_are_forgotten_and_what_is_under_way_stays(world: World, there: Receiver) -> None:
