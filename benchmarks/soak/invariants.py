@@ -166,7 +166,7 @@ def results(stack: Stack, store: ObjectStore, load: Load) -> tuple[list[str], di
         told = Counter(tuple(r) for r in conn.execute(sa.select(job_events.c.job_id, job_events.c.code)))
         uploads = {r.id: r.status for r in conn.execute(sa.select(files.c.id, files.c.status).where(files.c.id.in_(load.bad)))}
     trained = Counter(a.job_id for a in ended if a.kind == "train")
-    stopped = Counter(a.job_id for a in ended if a.stop_asked_at)
+    stopped = Counter(a.job_id for a in ended if a.stop_asked_at and a.kind == "train")
     succeeded = Counter(a.job_id for a in ended if a.outcome == "succeeded" and a.kind == "train")
     digests = {job: _digest(store, row.object_prefix) for job, row in made.items()}
     different = [
