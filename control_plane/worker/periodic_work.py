@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from control_plane.adapters import adapter_signatures, exports
-from control_plane.attempts import job_directories
 from control_plane.attempts.checkpoint_retention import retire_ended
 from control_plane.billing import budgets, storage_usage
 from control_plane.billing.invoices import service as invoices
@@ -25,7 +24,7 @@ from control_plane.sandbox import scratch
 from control_plane.tenant_data import deletion, deletion_requests
 from control_plane.tenants.audit import audit_entries
 from control_plane.tracking import wandb_runs
-from control_plane.worker import hardware, namespaces
+from control_plane.worker import hardware, job_directories, namespaces
 from resources.object_store import object_links
 
 QUICK, MAINTENANCE = "quick", "maintenance"

@@ -139,6 +139,8 @@ def ended_by_itself(platform: Platform) -> Iterator[Future[None]]:
         finally:
             loop.call_soon_threadsafe(ending.set)
             wait([result], 30)
+            if left := asyncio.all_tasks(loop):  # of a worker that did not wait for its last task
+                loop.run_until_complete(asyncio.wait(left, timeout=30))
             loop.close()
 
 

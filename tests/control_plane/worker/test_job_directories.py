@@ -8,12 +8,12 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from control_plane.attempts import job_directories
 from control_plane.evaluations.tables import evaluations
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.queue.tables import reservations
+from control_plane.worker import job_directories
 from tests.support.jobs.finished_job import finish
 from tests.support.jobs.queued_jobs import queued
 
