@@ -44,8 +44,8 @@ def directory(work_dir: Path, tenant: str | None) -> Iterator[Path]:
             with _locked(_root(work_dir)):
                 home.mkdir(exist_ok=True)
                 path = Path(tempfile.mkdtemp(dir=home))
-                held.callback(shutil.rmtree, path, ignore_errors=True)  # what cannot be removed now is a leftover from here on
                 held.enter_context(_locked(path))
+            held.callback(shutil.rmtree, path, ignore_errors=True)  # before its lock is released; what stays is a leftover from here on
             yield path
         except OSError as error:
             if error.errno in NO_SPACE or is_full(home):  # numpy reports a short write without a number
