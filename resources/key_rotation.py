@@ -35,7 +35,8 @@ from resources.object_store.local import LocalObjectStore, Renewed
 from resources.object_store.tenant_keys import KEYS, TenantKeys
 
 RETIRE_AFTER_S = 3600.0
-"""How long a new key must have been in use before older ones are removed: no request, and no write of the worker, takes as long."""
+"""How long a new key must have been in use before older ones are removed: every process has read it by then, and what takes longer to
+write is a slow upload, which gets its envelope at its end."""
 Seal = Callable[[str], str]
 
 

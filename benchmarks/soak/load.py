@@ -27,7 +27,7 @@ TENANTS = {"free": "free", "standard": "standard", "premium": "premium"}
 BACKLOG = 6
 """Unfinished jobs at any time: two more than the stack has slots, so that a premium one finds them taken."""
 LONG_S = 36_000.0
-"""The estimate of what may have to make room: the policy stops nobody who is nearly done."""
+"""Estimate that jobs of lower tiers are given, so that a premium job may stop them: a job that is nearly done is never stopped."""
 BAD_SHARE = 0.25
 """Bad uploads per job."""
 SKIP = ("golden", "task", "perplexity", "capability", "safety", "judge", "regression")

@@ -48,7 +48,7 @@ def directory(work_dir: Path, tenant: str | None) -> Iterator[Path]:
             held.callback(shutil.rmtree, path, ignore_errors=True)  # before its lock is released; what stays is a leftover from here on
             yield path
         except OSError as error:
-            if error.errno in NO_SPACE or is_full(home):  # numpy reports a short write without a number
+            if error.errno in NO_SPACE or is_full(work_dir):  # numpy reports a short write without a number
                 raise disk_full(work_dir) from error
             raise
 

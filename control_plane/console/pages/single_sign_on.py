@@ -157,7 +157,7 @@ def _kept(request: Request, platform: Platform, name: str) -> dict[str, str] | N
         found: dict[str, str] = json.loads(cipher(platform.settings).decrypt(request.cookies.get(name, "").encode(), ttl=KEPT_S))
     except InvalidToken:
         return None
-    return found if found["for"] == name else None
+    return found if found.get("for") == name else None
 
 
 def _forget(response: Response, name: str) -> Response:
