@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from agent.node_space import NodeFull, noticing_a_full_disk
 from agent.objects import Objects
 from agent.workload import Input, InputFile
-from ft_assets.durable_files import in_threads, sha256_of
+from ft_assets.durable_files import in_threads, mark_used, remove_unused, sha256_of
 from ft_assets.errors import IntegrityError
 from ft_assets.retries import RetryPolicy, with_retries
 from ft_assets.training.pack_stream import ARRIVING, arrival_order
@@ -98,17 +98,24 @@ class NodeInputs:
 
     def _put(self, name: str, file: InputFile, retries: RetryPolicy) -> None:
         owner = ".base_models" if file.key.startswith(SHARED) else self._tenant
+        target = self._target / name / _inside(file.path)
         with noticing_a_full_disk():
-            link(self._cached(file, self._cache / owner, retries), self._target / name / _inside(file.path))
+            try:
+                link(self._cached(file, self._cache / owner, retries), target)
+            except FileNotFoundError:  # another job of this node removed it before it was linked, to make space
+                link(self._cached(file, self._cache / owner, retries), target)
 
     def _cached(self, file: InputFile, directory: Path, retries: RetryPolicy) -> Path:
         """Return the file in the node's cache, verified; fetched at most twice, because the way here may have damaged it."""
         path = directory / file.sha256
         for attempt in range(3):
-            if path.is_file() and sha256_of(path) == file.sha256:
-                return path
+            if path.is_file():
+                mark_used(path)
+                if sha256_of(path) == file.sha256:
+                    return path
             if attempt < 2:
                 path.unlink(missing_ok=True)
+                remove_unused(self._cache)
                 with_retries(lambda: fetch(self._objects, file.key, path), retries)
                 path.chmod(0o444)
         path.unlink(missing_ok=True)

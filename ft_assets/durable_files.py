@@ -1,12 +1,15 @@
-"""Files that survive a power failure: synced, digested in threads, and swapped by one rename."""
+"""Files that survive a power failure: synced, digested in threads, swapped by one rename. And caches of what the object store has too."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
 import os
+import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -14,6 +17,8 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 MAX_THREADS = 8
+KEPT_UNUSED_S = 86_400.0
+"""How long a file or directory stays in a cache after its last use."""
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -74,3 +79,25 @@ def write_durable(stream: IO[Any]) -> None:
     """Flushes and fsyncs an open file."""
     stream.flush()
     os.fsync(stream.fileno())
+
+
+def mark_used(cached: Path) -> None:
+    """Note on the file or directory itself that it is used now, so that :func:`remove_unused` keeps it."""
+    os.utime(cached)
+
+
+def remove_unused(cache: Path) -> None:
+    """Remove what was last used :data:`KEPT_UNUSED_S` ago or earlier from a cache of ``<owner>/<name>``, but no file to which a job links.
+
+    Whoever adds to a cache calls this first: a cache that nobody adds to does not grow.
+    """
+    until = time.time() - KEPT_UNUSED_S
+    for path in cache.glob("*/*"):
+        with contextlib.suppress(OSError):  # another process removes it too
+            found = path.stat()
+            if found.st_mtime > until:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif found.st_nlink == 1:
+                path.unlink()

@@ -14,6 +14,7 @@ from ft_assets.datasets.preview import Preview, preview
 from ft_assets.datasets.schema import parse_canonical
 from ft_assets.datasets.stored_rows import load_rows
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.durable_files import mark_used, remove_unused
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 
 MAX_EXAMPLES = 100
@@ -65,6 +66,9 @@ def row_text(platform: Platform, tenant: str, dataset_id: str, row: int) -> str:
 def rows_file(platform: Platform, tenant: str, dataset_id: str) -> Path:
     """Return ``rows.parquet`` of the dataset in this machine's cache; it never changes, so it is fetched once."""
     target = platform.settings.work_dir / "datasets" / layout.checked_id(tenant) / layout.checked_id(dataset_id) / "rows.parquet"
-    if not target.exists():
+    if target.exists():
+        mark_used(target.parent)
+    else:
+        remove_unused(target.parents[2])
         platform.objects.get_file(f"{layout.dataset_prefix(tenant, dataset_id)}/rows.parquet", target)
     return target

@@ -31,7 +31,7 @@ from ft_assets.datasets.checks.contamination.contaminated_rows import contaminat
 from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index, shipped_suites
 from ft_assets.datasets.readers.row_stream import open_rows
 from ft_assets.datasets.report.problems import Problem
-from ft_assets.durable_files import sha256_of
+from ft_assets.durable_files import mark_used, remove_unused, sha256_of
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 
 MAX_FILE_BYTES = 256 << 20
@@ -194,7 +194,9 @@ def _index(platform: Platform, tenant: str) -> Path:
     digest = _digest(rows)
     target = _place(platform, tenant, digest)
     if (target / DONE).exists():
+        mark_used(target)
         return target
+    remove_unused(target.parents[1])
     prefix = layout.suite_index_prefix(tenant, digest)
     if platform.objects.exists(f"{prefix}/{DONE}"):
         download(platform.objects, prefix, target, last=DONE)

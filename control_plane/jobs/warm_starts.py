@@ -28,7 +28,7 @@ from ft_assets import layout
 from ft_assets.adapters import package
 from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
-from ft_assets.durable_files import sha256_of
+from ft_assets.durable_files import mark_used, remove_unused, sha256_of
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
 from ft_assets.training.spec import LoraSettings, WarmStart
 from ft_assets.typed_json import from_json
@@ -199,9 +199,11 @@ def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:
     """Return the adapter's files on this machine, fetched once and verified every time against the manifest that the spec names."""
     target = platform.settings.work_dir / "warm_starts" / layout.checked_id(tenant) / layout.checked_id(start.manifest_sha256)
     if target.exists():
+        mark_used(target)
         if _is_whole(target, start.manifest_sha256):
             return target
         shutil.rmtree(target)  # disk corruption, or a file deleted by hand
+    remove_unused(target.parents[1])
     prefix = stored_prefix(platform, tenant, start)
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
         beside = directory / "adapter"

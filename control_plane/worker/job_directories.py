@@ -20,7 +20,8 @@ KEPT_AFTER_END = timedelta(hours=1)
 
 
 def remove_ended(platform: Platform) -> int:
-    """Remove the directories of jobs that ended :data:`KEPT_AFTER_END` ago, on all nodes of this machine; returns how many.
+    """Remove the directories of jobs that ended :data:`KEPT_AFTER_END` ago, and those of their attempts, on all nodes of this machine;
+    returns how many jobs.
 
     One whose job is evaluated or exported stays, and one that an agent holds: the finished model is read there.
     """
@@ -29,6 +30,8 @@ def remove_ended(platform: Platform) -> int:
         if _is_due(platform, directory.name):
             with suppress(Unavailable), locked(directory, wait_s=0.0):
                 shutil.rmtree(directory, ignore_errors=True)
+                for workload in directory.parents[1].glob(f"launcher/{directory.name}-a*"):
+                    shutil.rmtree(workload, ignore_errors=True)
                 removed += 1
     return removed
 

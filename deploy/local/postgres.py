@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.settings import Settings
+from deploy.local.supervisor.child_process import MAX_LOG_BYTES
 from deploy.local.supervisor.signal_safe_event import SignalSafeEvent
 from ft_assets.errors import FtError
 from resources.atomic_write import write_atomically
@@ -65,7 +66,7 @@ def run(settings: Settings) -> int:
 
 
 def _copy(source: Path, offset: int, to: BinaryIO) -> int:
-    """Copy `source` from `offset` on; returns the new offset."""
+    """Copy `source` from `offset` on, and empty it once it is long; returns the new offset."""
     if not source.exists():
         return offset
     with source.open("rb") as f:
@@ -74,7 +75,11 @@ def _copy(source: Path, offset: int, to: BinaryIO) -> int:
         with suppress(OSError):  # the disk is full: the lines stay in the server's own log, and the server runs on
             to.write(data)
             to.flush()
-        return f.tell()
+        end = f.tell()
+    if end < MAX_LOG_BYTES:
+        return end
+    os.truncate(source, 0)  # its writer appends
+    return 0
 
 
 def stop_running(settings: Settings) -> bool:

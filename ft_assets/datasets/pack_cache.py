@@ -9,6 +9,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.transfer import download
 from ft_assets import layout
 from ft_assets.datasets.packs.build import verify
+from ft_assets.durable_files import mark_used, remove_unused
 from ft_assets.errors import IntegrityError
 
 
@@ -16,8 +17,10 @@ def fetch_pack(platform: Platform, tenant: str, fingerprint: str) -> Path:
     """Returns the pack in this machine's cache, downloaded once and verified."""
     target = platform.settings.work_dir / "packs" / layout.checked_id(tenant) / layout.checked_id(fingerprint)
     try:
+        mark_used(target)
         verify(target)
-    except IntegrityError:  # missing or damaged on this machine
+    except (FileNotFoundError, IntegrityError):  # missing or damaged on this machine
+        remove_unused(target.parents[1])
         shutil.rmtree(target, ignore_errors=True)
         download(platform.objects, layout.pack_prefix(tenant, fingerprint), target, last="manifest.json")
         verify(target)

@@ -43,7 +43,7 @@ def test_what_an_agent_stores_is_encrypted_and_what_it_fetches_is_not(
     objects.fetch(key, tmp_path / "fetched")
     assert (tmp_path / "fetched").read_bytes() == WEIGHTS
     damaged = (root / key).read_bytes()
-    (root / key).write_bytes(damaged[:-1] + b"?")
+    (root / key).write_bytes(damaged[:-1] + bytes([damaged[-1] ^ 1]))
     with pytest.raises(IntegrityError, match="was changed or cut off"):
         objects.fetch(key, tmp_path / "again")
     assert not (tmp_path / "again").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -14,6 +15,8 @@ from resources.launcher.process_identity import identity
 
 TAIL_LINES = 15
 """Lines of a dead child's log that an error shows: a Python traceback's last frames and its message."""
+MAX_LOG_BYTES = 64 << 20
+"""Size at which a log is begun again; its lines are then in ``NAME.log.1``, until the next time."""
 
 
 Fork = Callable[[Sequence[str], Mapping[str, str], Path, int], int | None]
@@ -96,6 +99,21 @@ def _popen(argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: int) 
     return subprocess.Popen(
         list(argv), env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
     )
+
+
+def begin_long_logs_again(directory: Path) -> None:
+    """Copy each log of `directory` that has grown to :data:`MAX_LOG_BYTES` to ``NAME.log.1`` and empty it; on a full disk, empty both.
+
+    Its writer goes on: it appends. What it writes between the copy and the cut, some microseconds, is lost.
+    """
+    for log in directory.glob("*.log"):
+        if log.stat().st_size >= MAX_LOG_BYTES:
+            earlier = log.with_name(f"{log.name}.1")
+            try:
+                shutil.copyfile(log, earlier)
+            except OSError:
+                earlier.unlink(missing_ok=True)
+            os.truncate(log, 0)
 
 
 def reap_others(own: Collection[int]) -> None:

@@ -34,6 +34,10 @@ def test_directories_go_an_hour_after_the_end_of_their_jobs_unless_they_are_used
     for name in (waiting, cancelled, reserved, evaluated, "ftjob-of-nobody"):
         (root / name / "final").mkdir(parents=True)
         (root / name / "final" / "model.safetensors").write_bytes(b"weights")
+    launched = [root.parent / "launcher" / f"{job_id}-a1" / "launched" for job_id in (waiting, cancelled)]
+    for mark in launched:
+        mark.parent.mkdir(parents=True)
+        mark.touch()
     now = queue.now[0]
     with platform.engine.begin() as conn:
         conn.execute(sa.insert(reservations).values(job_id=reserved, attempt=1, pool="local", num_gpus=1, granted_at=now))
@@ -44,6 +48,7 @@ def test_directories_go_an_hour_after_the_end_of_their_jobs_unless_they_are_used
     queue.now[0] = now + timedelta(hours=2)
     assert job_directories.remove_ended(platform) == 1
     assert sorted(path.name for path in root.iterdir()) == sorted([waiting, reserved, evaluated, "ftjob-of-nobody"])
+    assert [mark.exists() for mark in launched] == [True, False]
     with platform.engine.begin() as conn:
         conn.execute(sa.update(reservations).values(released_at=now))
         conn.execute(sa.update(evaluations).values(state="succeeded"))

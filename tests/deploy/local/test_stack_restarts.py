@@ -17,10 +17,12 @@ import pytest
 
 from deploy.local import postgres
 from deploy.local.readiness import file_touched, file_written
+from deploy.local.supervisor import child_process, stack_supervisor
 from deploy.local.supervisor.service_spec import Limits, Readiness, Service
 from deploy.local.supervisor.stack_report import Phase, ServiceState
 from deploy.local.supervisor.unit import RESTART_WINDOW_S, Unit
 from ft_assets.errors import Unavailable
+from tests.support.jobs.followed_jobs import until
 from tests.support.processes.small_disk import small_disk
 from tests.support.processes.stack import (
     BEAT,
@@ -52,6 +54,25 @@ def test_a_service_that_can_never_serve_on_its_second_start_is_started_a_third_t
     os.kill(pids(stack.ready())["fragile"], signal.SIGKILL)
     up = stack.wait(lambda r: state_of(r, "fragile").restarts == 2 and state_of(r, "fragile").state is ServiceState.UP)
     assert len(starts) == 3 and up.error is None
+    assert stack.end().phase is Phase.STOPPED
+
+
+def test_a_long_log_is_begun_again_while_its_service_writes_on(
+    tmp_path: Path, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "MAX_LOG_BYTES", 2000)
+    monkeypatch.setattr(stack_supervisor, "LOGS_EVERY_S", 0.1)
+    wordy = "import itertools, sys, time\nfor n in itertools.count(): print(n, flush=True); time.sleep(0.001); open(sys.argv[1], 'w')"
+    stack = start(serving(tmp_path, "wordy", wordy))
+    stack.ready()
+    log = tmp_path / "logs" / "wordy.log"
+    earlier = log.with_name("wordy.log.1")
+    for _ in range(2):
+        until(earlier.exists)
+        earlier.unlink()
+    until(lambda: log.stat().st_size > 100)
+    assert log.stat().st_size < 10_000
+    assert log.read_text().splitlines()[-2].isdigit()
     assert stack.end().phase is Phase.STOPPED
 
 
