@@ -32,15 +32,15 @@ from control_plane.platform.task_queue import has_none
 from control_plane.queue.tables import reservations
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import CRASHED, Limits, run_sandboxed
-from control_plane.serving import rollout
+from control_plane.serving import node_files
 from control_plane.tenants.tables import tenants
 from ft_assets.adapters.exports import Format, Precision, checked, export_key
 from ft_assets.adapters.exports.archive import Built, Order
-from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.record import FULL, AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.durable_files import sha256_of
-from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
+from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.layout import export_key as object_key
 from ft_assets.storable_text import printable
 from ft_assets.training.cost_model import READ_BYTES_PER_S, SETUP_S
@@ -68,6 +68,10 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
     """Return the export of an adapter in this form: the existing one, or a new order. A failed one is ordered again."""
     kind, exact = checked(format, precision)
     adapter = adapters.get_adapter(platform, tenant, reference)
+    if adapter.type == FULL and kind is Format.GGUF_ADAPTER:
+        raise InvalidRequest(
+            f"{adapter.name} is a whole model and has no adapter; export it as gguf", code="invalid_format", param="format"
+        )
     key = export_key(adapter.manifest_sha256, adapter.base_digest, kind, exact)
     same = sa.and_(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter.id, exports.c.key == key)
     requested_before = sa.select(exports).where(same, exports.c.status != FAILED)
@@ -93,7 +97,7 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
         }  # fmt: skip
         values = {
             "id": f"exp-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "adapter_id": adapter.id, "job_id": adapter.job_id, "key": key,
-            "format": kind, "precision": exact, "expected_s": expected_s(platform, adapter.base_model, kind), **fresh,
+            "format": kind, "precision": exact, "expected_s": expected_s(platform, adapter, kind), **fresh,
         }  # fmt: skip
         again = insert(exports).values(values).on_conflict_do_update(
             index_elements=["tenant_id", "adapter_id", "key"], set_=fresh, where=exports.c.status == FAILED
@@ -105,11 +109,11 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
         return ordered
 
 
-def expected_s(platform: Platform, base_model: str, kind: Format) -> float | None:
-    """Return how many seconds an export is expected to hold a device; None if it needs none."""
-    if kind not in ON_A_DEVICE:
+def expected_s(platform: Platform, adapter: AdapterRecord, kind: Format) -> float | None:
+    """Return how many seconds an export is expected to hold a device; None if the worker makes it, which has no disk for a whole model."""
+    if kind not in ON_A_DEVICE and not (adapter.type == FULL and kind is Format.ADAPTER):
         return None
-    return SETUP_S + PASSES * 2 * (platform.models.card(base_model).num_parameters or 0) / READ_BYTES_PER_S
+    return SETUP_S + PASSES * 2 * (platform.models.card(adapter.base_model).num_parameters or 0) / READ_BYTES_PER_S
 
 
 def add_lost(platform: Platform) -> int:
@@ -262,10 +266,13 @@ def content_of(platform: Platform, row: Export) -> tuple[AdapterRecord, Callable
 def _made(platform: Platform, row: Export, hold: _Hold) -> Mapping[str, Any]:
     record, content = content_of(platform, row)
     _, base_dir = platform.models.get_local(record.base_model, record.base_digest, fresh=True)
-    order = content(base_dir=base_dir.absolute(), adapter_dir=rollout.materialise(platform, record).absolute())
-    hold.check()
     limits = Limits(wall_s=WALL_S, memory_bytes=MEMORY)
     with scratch.directory(platform.settings.work_dir, row.tenant_id) as directory:
+        order = content(base_dir=base_dir.absolute(), adapter_dir=directory / "adapter")
+        order.adapter_dir.mkdir()
+        if order.format is not Format.TOKENIZER:
+            node_files.fetch(platform, record, order.adapter_dir)
+        hold.check()
         found = run_sandboxed(
             MAKER, asdict(order), directory, limits=limits, what=f"the export of {record.id}",
             progress=hold.tell, environment=("OMP_NUM_THREADS",),

@@ -49,6 +49,8 @@ IdempotencyKey = Annotated[
         "returns what the first one created; the same key with a different body is refused."
     ),
 ]
+RetryHeader = Annotated[str | None, Header(include_in_schema=False)]
+"""Of OpenAI's clients: how often they sent this request before, and how long they wait for an answer."""
 
 Change = Annotated[
     str | None,

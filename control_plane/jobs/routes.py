@@ -41,8 +41,8 @@ def create(
     tenant: Writer,
     body: schemas.CreateJob,
     idempotency_key: parameters.IdempotencyKey = None,
-    x_stainless_retry_count: Annotated[str | None, Header(include_in_schema=False)] = None,
-    x_stainless_read_timeout: Annotated[str | None, Header(include_in_schema=False)] = None,
+    x_stainless_retry_count: parameters.RetryHeader = None,
+    x_stainless_read_timeout: parameters.RetryHeader = None,
 ) -> schemas.Job:
     """Submit a fine-tuning job. It is validated, queued, trained, evaluated and, if it passes, promoted.
 

@@ -5,14 +5,11 @@ The database is authoritative. An unavailable mirror delays nothing: a later pas
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import aggregate_order_by, insert
 
 from control_plane.adapters.tables import adapters
 from control_plane.models.tables import mirrors
@@ -45,11 +42,10 @@ def mirror(platform: Platform, *, force: bool = False) -> int | None:
     """
     if platform.registry is None:
         return None
-    wanted = desired(platform)
-    digest = hashlib.sha256(json.dumps(asdict(wanted), sort_keys=True).encode()).hexdigest()
+    digest = _digest(platform)
     if not force and not _is_due(platform, digest):
         return None
-    now = platform.clock()
+    now, wanted = platform.clock(), desired(platform)
     try:
         changes = platform.registry.mirror(wanted) if wanted.versions else 0
     except Unavailable as error:
@@ -57,6 +53,15 @@ def mirror(platform: Platform, *, force: bool = False) -> int | None:
         return None
     _keep(platform, {"digest": digest, "mirrored_at": now, "error": None, "failed_at": None}, fresh={})
     return changes
+
+
+def _digest(platform: Platform) -> str:
+    """Return what stands for everything in the registry that can change, computed by the database: no row leaves it if nothing did."""
+    table = adapters.c
+    changing = sa.func.concat_ws("/", table.id, table.stage, table.approval, table.eval_passed, table.promoted_at)
+    with platform.engine.connect() as conn:
+        query = sa.select(sa.func.md5(sa.func.string_agg(changing, aggregate_order_by(",", table.id)))).where(~_erased)
+        return str(conn.scalar(query) or "")
 
 
 def problem(platform: Platform) -> str | None:

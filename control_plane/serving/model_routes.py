@@ -26,12 +26,15 @@ from control_plane.platform.job_events import Event
 from control_plane.platform.records import many
 from control_plane.serving import observations
 from control_plane.serving.tables import StoredRoute, model_routes
+from control_plane.tenants.tables import tenants
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
+from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 MAX_TARGETS = 16
+MAX_ROUTES = 200
+"""Per tenant: each list of its models reads all of them."""
 MAX_WEIGHT = 1_000_000
 SMALLEST = 1e-9
 """Weight of a target without one: it answers only if no other can."""
@@ -104,7 +107,14 @@ def put(platform: Platform, tenant: str, name: str, targets: Sequence[tuple[str,
     stored = [{"adapter_id": t.adapter_id, "base_model": t.base_model, "weight": t.weight} for t in made]
     values = {"targets": stored, "updated_at": now}
     statement = insert(model_routes).values(tenant_id=tenant, name=name, created_at=now, **values)
+    own = model_routes.c.tenant_id == tenant
     with platform.engine.begin() as conn:
+        conn.execute(
+            sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True)
+        )  # or two calls count the same room
+        others = conn.scalar(sa.select(sa.func.count()).select_from(model_routes).where(own, model_routes.c.name != name))
+        if (others or 0) >= MAX_ROUTES:
+            raise QuotaExceeded(f"{others} routes exist, and {MAX_ROUTES} may; delete one that is not used", code="too_many_routes")
         conn.execute(statement.on_conflict_do_update(index_elements=["tenant_id", "name"], set_=values))
     return get(platform, tenant, name)
 

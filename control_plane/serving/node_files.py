@@ -56,7 +56,7 @@ def materialise(platform: Platform, record: AdapterRecord, served_digest: str | 
     """
     target = directory(platform, record, served_digest)
     if served_digest in (None, record.base_digest):
-        return _whole(platform, record, target, record.manifest_sha256, lambda beside: _fetch(platform, record, beside))
+        return _whole(platform, record, target, record.manifest_sha256, lambda beside: fetch(platform, record, beside))
     source = materialise(platform, record)
     manifest = _manifest_for(source, str(served_digest))
     return _whole(platform, record, target, hashlib.sha256(manifest).hexdigest(), lambda beside: _for_base(source, beside, manifest))
@@ -115,7 +115,8 @@ def _check_unserved(platform: Platform, record: AdapterRecord, target: Path, wro
     )
 
 
-def _fetch(platform: Platform, record: AdapterRecord, beside: Path) -> None:
+def fetch(platform: Platform, record: AdapterRecord, beside: Path) -> None:
+    """Put the adapter's registered bytes into the directory `beside`; ``IntegrityError`` if the object store has others."""
     platform.objects.get_file(f"{record.object_prefix}/{package.MANIFEST}", beside / package.MANIFEST)
     for name in package.manifest_files((beside / package.MANIFEST).read_bytes(), sha256=record.manifest_sha256):
         platform.objects.get_file(f"{record.object_prefix}/{name}", beside / name)

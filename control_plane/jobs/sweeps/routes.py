@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
+from control_plane.jobs.duplicate_requests import Attempt, retried_for
 from control_plane.jobs.sweeps import schemas as experiments
 from control_plane.jobs.sweeps import service as sweeps
 
@@ -15,15 +16,23 @@ router = APIRouter(prefix="/v1/fine_tuning/sweeps", tags=["fine_tuning"])
 
 @router.post("", summary="Create a sweep")
 def create(
-    platform: PlatformDep, tenant: Writer, body: experiments.CreateSweep, idempotency_key: parameters.IdempotencyKey = None
+    platform: PlatformDep,
+    tenant: Writer,
+    body: experiments.CreateSweep,
+    idempotency_key: parameters.IdempotencyKey = None,
+    x_stainless_retry_count: parameters.RetryHeader = None,
+    x_stainless_read_timeout: parameters.RetryHeader = None,
 ) -> experiments.Sweep:
     """Submit a job for each combination of hyperparameters. All are checked first; if one is invalid, the sweep is refused.
 
-    Trials beyond your limit of unfinished jobs wait and are submitted as other jobs finish.
+    Trials beyond your limit of unfinished jobs wait and are submitted as other jobs finish. Sending the same body again within a minute
+    returns the same sweep, unless you set `force`.
     """
     requested = body.model_dump(exclude_unset=True)
     key = requested.pop("idempotency_key", None) if idempotency_key is None else idempotency_key
-    return sweeps.create(platform, tenant, requested, key=key)
+    since = retried_for(x_stainless_retry_count, x_stainless_read_timeout)
+    attempt = Attempt(received_at=platform.clock(), key=key, retried_for=since, twin_meant=bool(body.force))
+    return sweeps.create(platform, tenant, requested, attempt)
 
 
 @router.get("", summary="List sweeps")

@@ -12,7 +12,7 @@ import logging
 import secrets
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
@@ -46,16 +46,16 @@ REFUSED_FOR = timedelta(minutes=5)
 """A trial refused for GPU-hours is retried when more are left, or after this long: its needs may have been counted by then."""
 LEAST_MORE_S = 1.0
 """An increase in GPU-seconds that is not a rounding error."""
-TRIAL = "trial"
-"""Scope of the idempotency keys of trials."""
+TRIAL, BODY = "trial", "sweep-body"
+"""Scopes of the idempotency keys of trials, and of sweeps whose client gave no key."""
 
 log = logging.getLogger(__name__)
 
 
-def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str | None = None) -> schemas.Sweep:
+def create(platform: Platform, tenant: str, body: Mapping[str, Any], attempt: duplicate_requests.Attempt | None = None) -> schemas.Sweep:
     """Check every trial, then store the sweep and submit as many as there is room for; one invalid trial refuses the sweep.
 
-    With an idempotency `key`, the same body is the same sweep.
+    A request that was sent again returns the sweep of its first `attempt`.
     """
     given = {k: v for k, v in body.items() if v is not None}
     requested = given.pop("sweep", None)
@@ -67,19 +67,32 @@ def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str
     trials = settings.trials()
     for number, parameters in enumerate(trials):
         _check(platform, tenant, given, settings, number, parameters)
-    attempt = duplicate_requests.Attempt(received_at=platform.clock(), key=key, scope="sweep")
+    attempt = replace(attempt or duplicate_requests.Attempt(received_at=platform.clock(), twin_meant=True), scope="sweep")
     sha256 = hashlib.sha256(canonical_json(dict(body)).encode()).hexdigest()
     with platform.engine.begin() as conn:
         conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
-        known = None if key is None else duplicate_requests.find(conn, tenant, sha256, attempt)
+        known = _known(conn, tenant, sha256, attempt)
         sweep_id = known or _insert(conn, platform, tenant, given, settings, trials)
-        duplicate_requests.remember(conn, tenant, sha256, attempt, job_id=sweep_id, now=platform.clock())
+        remembered = attempt if attempt.key is not None else replace(attempt, key=sha256, scope=BODY)
+        duplicate_requests.remember(conn, tenant, sha256, remembered, job_id=sweep_id, now=platform.clock())
     if known is None:
         try:
             _submit_waiting(platform, tenant, sweep_id)
         except Exception:  # the sweep is stored, and the next tick submits what waits
             log.exception("the trials of %s wait", sweep_id)
     return get(platform, tenant, sweep_id)
+
+
+def _known(conn: Connection, tenant: str, sha256: str, attempt: duplicate_requests.Attempt) -> str | None:
+    """Return the sweep that this request created before: the one of its key, or an equal one of a moment ago that was not cancelled."""
+    if attempt.key is not None:
+        return duplicate_requests.find(conn, tenant, sha256, attempt)
+    if attempt.twin_meant:
+        return None
+    first = attempt.received_at - (attempt.retried_for or duplicate_requests.TWIN_WINDOW)
+    by_body = duplicate_requests.find(conn, tenant, sha256, replace(attempt, key=sha256, scope=BODY))
+    kept = sa.select(sweeps.c.id).where(sweeps.c.id == by_body, sweeps.c.created_at >= first, sweeps.c.cancelled_at.is_(None))
+    return None if by_body is None else conn.scalar(kept)
 
 
 def get(platform: Platform, tenant: str, sweep_id: str) -> schemas.Sweep:

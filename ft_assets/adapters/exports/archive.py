@@ -108,8 +108,6 @@ def _make_tokenizer(order: Order, out: Path, _scratch: Path, _say: Say) -> Mappi
 def _make_gguf_adapter(order: Order, out: Path, _scratch: Path, say: Say) -> Mapping[str, Any]:
     from ft_assets.adapters.exports import gguf_adapter
 
-    if whole_model.is_whole(order.adapter_dir):
-        raise InvalidRequest(f"{order.name} is a whole model and has no adapter; export it as gguf", code="invalid_format", param="format")
     say("writing GGUF")
     gguf_adapter.write_adapter(order.adapter_dir, _config(order), out / "adapter.gguf", name=order.name)
     return {}

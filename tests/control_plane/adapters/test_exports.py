@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from control_plane.adapters import exports
 from control_plane.adapters import service as adapters
+from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.adapters.tables import exports as exports_table
 from control_plane.api.app import create_app
 from control_plane.cli.tenant.models.hub_upload import Pushed, Refused, Upload, upload
@@ -30,6 +31,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.worker.periodic_work import CLEANUP
 from ft_assets.adapters.package import WEIGHTS
+from ft_assets.adapters.record import FULL
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals.gate.verdict import Verdict
@@ -39,6 +41,7 @@ from tests.support.jobs.registered_adapter import add_dataset
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.platform.background_worker import working
+from tests.support.platform.database_roles import as_owner
 from tests.support.processes.ft_command import run_ft
 from tests.support.servers.model_hub import TOKEN, ModelHub, running_model_hub
 
@@ -192,6 +195,24 @@ def test_what_cannot_be_exported_is_refused(operated: Platform, base: Path, owne
     assert many.value.code == "too_many_exports"
     with operated.engine.begin() as conn:
         conn.execute(sa.delete(exports_table).where(exports_table.c.tenant_id == owner[0]))
+
+
+def test_a_whole_model_is_exported_on_a_device_and_only_its_tokenizer_by_the_worker(
+    operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path
+) -> None:
+    adapter_id = register(operated, owner[0], base, tmp_path)
+    whole = {"type": FULL, "rank": None, "alpha": None, "modules": None}
+    with as_owner(operated).begin() as conn:
+        conn.execute(sa.text("ALTER TABLE adapters DISABLE TRIGGER USER"))
+        conn.execute(sa.update(adapters_table).where(adapters_table.c.id == adapter_id).values(**whole))
+        conn.execute(sa.text("ALTER TABLE adapters ENABLE TRIGGER USER"))
+    with pytest.raises(InvalidRequest, match="whole model and has no adapter"):
+        exports.request(operated, owner[0], adapter_id, format="gguf_adapter")
+    assert exports.request(operated, owner[0], adapter_id, format="adapter").expected_s is not None
+    order = exports.request(operated, owner[0], adapter_id, format="tokenizer")
+    exports.make(operated, owner[0], order.id)
+    assert exports.get(operated, owner[0], adapter_id, order.id).status == "ready"
+    assert not list(operated.settings.adapters_dir.glob(f"{adapter_id}*"))
 
 
 def ft(url: str, key: str, home: Path, *args: str, hub: ModelHub | None = None) -> CompletedProcess[str]:

@@ -19,7 +19,7 @@ from control_plane.serving import model_routes
 from control_plane.serving.model_routes import Target
 from control_plane.serving.tables import replica_adapters
 from control_plane.tenants import service as tenants
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound
+from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from tests.support.jobs.registered_adapter import add_adapter
 
 NUM = 4000
@@ -169,3 +169,12 @@ def test_what_cannot_be_a_route_is_refused(
     with pytest.raises(error, match=says):
         model_routes.put(platform, tenant, name, [(draft if model == "DRAFT" else model, weight) for model, weight in given])
     assert model_routes.list_routes(platform, tenant) == []
+
+
+def test_a_tenant_has_a_limited_number_of_routes_and_changes_those_it_has(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_routes, "MAX_ROUTES", 2)
+    tenants.create(platform, tenant := f"t-{uuid.uuid4().hex[:8]}")
+    for name in ("one", "two", "two"):
+        model_routes.put(platform, tenant, name, [("tiny-base", 1)])
+    with pytest.raises(QuotaExceeded, match="2 routes exist, and 2 may"):
+        model_routes.put(platform, tenant, "three", [("tiny-base", 1)])

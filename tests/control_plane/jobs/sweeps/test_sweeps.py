@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
+from control_plane.jobs.duplicate_requests import TWIN_WINDOW, Attempt
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.sweeps import service as sweeps
 from control_plane.jobs.sweeps.rules import SweepStatus
@@ -45,12 +46,16 @@ ROOM = 5
 @pytest.fixture
 def create(platform: Platform, tenant: Tenant, training_file: str) -> Create:
     def make(
-        key: str | None = None, body: dict[str, Any] | None = None, on: Platform = platform, **sweep: Any
+        attempt: Attempt | None = None, body: dict[str, Any] | None = None, on: Platform = platform, **sweep: Any
     ) -> Sweep:  # fmt: skip
         given = {"model": "tiny-base", "training_file": training_file, "sweep": {"parameters": {"learning_rate": RATES}, **sweep}}
-        return sweeps.create(on, tenant.id, given | (body or {}), key=key)
+        return sweeps.create(on, tenant.id, given | (body or {}), attempt)
 
     return make
+
+
+def sent(key: str | None = None, **how: Any) -> Attempt:
+    return Attempt(received_at=datetime.now(UTC), key=key, **how)
 
 
 def jobs_of(platform: Platform, tenant: Tenant) -> list[Any]:
@@ -234,11 +239,24 @@ def test_cancelling_while_ticks_run_leaves_no_job_alive(platform: Platform, tena
 
 
 def test_the_same_key_is_the_same_sweep(platform: Platform, tenant: Tenant, create: Create) -> None:
-    first = create(key="k", parameters={"rank": [8]})
-    assert create(key="k", parameters={"rank": [8]}).id == first.id
+    first = create(sent("k"), parameters={"rank": [8]})
+    assert create(sent("k"), parameters={"rank": [8]}).id == first.id
     with pytest.raises(Conflict, match="another body"):
-        create(key="k", parameters={"rank": [16]})
+        create(sent("k"), parameters={"rank": [16]})
     assert len(jobs_of(platform, tenant)) == 1
+
+
+def test_the_same_body_within_a_minute_or_a_retry_is_the_same_sweep(platform: Platform, tenant: Tenant, create: Create) -> None:
+    first = create(sent(), parameters={"rank": [8]}).id
+    assert create(sent(), parameters={"rank": [8]}).id == first
+    with platform.engine.begin() as conn:
+        earlier = sweeps_table.c.created_at - 2 * TWIN_WINDOW
+        conn.execute(sa.update(sweeps_table).where(sweeps_table.c.id == first).values(created_at=earlier))
+    assert create(sent(retried_for=3 * TWIN_WINDOW), parameters={"rank": [8]}).id == first
+    meant = create(sent(twin_meant=True), parameters={"rank": [8]}).id
+    sweeps.cancel(platform, tenant.id, meant)
+    later = create(sent(), parameters={"rank": [8]}).id
+    assert len({first, meant, later}) == 3 and len(jobs_of(platform, tenant)) == 3
 
 
 def test_sweeps_are_listed_newest_first_and_to_their_own_tenant_alone(platform: Platform, tenant: Tenant, create: Create) -> None:
@@ -409,10 +427,10 @@ def test_a_sweep_with_few_jobs_by_now_can_be_compared(platform: Platform, tenant
 
 
 def test_a_key_has_all_the_characters_that_a_jobs_key_has(platform: Platform, tenant: Tenant, create: Create) -> None:
-    first = create(key="k" * 255, parameters={"rank": [8]})
-    assert create(key="k" * 255, parameters={"rank": [8]}).id == first.id
+    first = create(sent("k" * 255), parameters={"rank": [8]})
+    assert create(sent("k" * 255), parameters={"rank": [8]}).id == first.id
     with pytest.raises(InvalidRequest, match="1 to 255"):
-        create(key="", parameters={"rank": [8]})
+        create(sent(""), parameters={"rank": [8]})
 
 
 def test_a_trial_that_a_job_of_its_tenant_has_answered_since_is_reused(
