@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from control_plane.datasets import suites
+from control_plane.datasets import orphaned_objects, suites
 from control_plane.datasets.service import dataset_name
 from control_plane.datasets.tables import File, datasets
 from control_plane.platform.context import Platform
@@ -156,6 +156,7 @@ def _store(platform: Platform, file: File, validated: IngestResult, report: Mapp
         report=report,
     )
     if not (_is_registered(platform, file.tenant_id, dataset_id) and platform.objects.exists(f"{prefix}/{ROWS}")):
+        _announce(platform, file.tenant_id, dataset_id)
         platform.objects.put_file(f"{prefix}/{ROWS}", rows)
         platform.objects.put_bytes(f"{prefix}/{REPORT}", _json(report))
         platform.objects.put_bytes(f"{prefix}/{DATASET}", _json(_record(file, accepted)))
@@ -164,8 +165,28 @@ def _store(platform: Platform, file: File, validated: IngestResult, report: Mapp
 
 def _is_registered(platform: Platform, tenant: str, dataset_id: str) -> bool:
     with platform.engine.connect() as conn:
-        query = sa.select(datasets.c.id).where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)
-        return conn.execute(query).first() is not None
+        return conn.scalar(_registered(tenant, dataset_id)) is not None
+
+
+def _registered(tenant: str, dataset_id: str) -> sa.Select[tuple[str]]:
+    return sa.select(datasets.c.id).where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)
+
+
+def _announce(platform: Platform, tenant: str, dataset_id: str) -> None:
+    """Have the version's objects deleted unless :func:`register` follows; those of a registered version, which another file made, stay."""
+    with platform.engine.begin() as conn:
+        _lock(conn, tenant)
+        if conn.scalar(_registered(tenant, dataset_id)) is None:
+            for key in _keys(tenant, dataset_id):
+                orphaned_objects.announce(conn, tenant, key, now=platform.clock())
+
+
+def _lock(conn: Connection, tenant: str) -> None:
+    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
+
+
+def _keys(tenant: str, dataset_id: str) -> list[str]:
+    return [f"{dataset_prefix(tenant, dataset_id)}/{name}" for name in (ROWS, REPORT, DATASET)]
 
 
 def register(conn: Connection, file: File, accepted: Accepted, *, now: datetime) -> None:
@@ -175,7 +196,8 @@ def register(conn: Connection, file: File, accepted: Accepted, *, now: datetime)
     tenant's data gets a report again.
     """
     tenant = file.tenant_id
-    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # each version has its own number
+    _lock(conn, tenant)  # each version has its own number
+    orphaned_objects.claim_if_announced(conn, _keys(tenant, accepted.dataset_id))
     name = dataset_name(file.filename)
     newest = sa.select(sa.func.coalesce(sa.func.max(datasets.c.version), 0)).where(datasets.c.tenant_id == tenant, datasets.c.name == name)
     new = insert(datasets).values(

@@ -12,8 +12,8 @@ from control_plane.billing import budgets, storage_usage
 from control_plane.billing.invoices import service as invoices
 from control_plane.billing.metering import service as metering
 from control_plane.capacity import node_health
-from control_plane.datasets import cold_storage, validation_tasks
-from control_plane.datasets.uploads import multipart_uploads, orphaned_objects, uploaded_files
+from control_plane.datasets import cold_storage, orphaned_objects, validation_tasks
+from control_plane.datasets.uploads import multipart_uploads, uploaded_files
 from control_plane.jobs import duplicate_requests
 from control_plane.jobs.sweeps import service as sweeps
 from control_plane.models import mlflow_mirror

@@ -19,7 +19,6 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import ModuleTarget
 from dagster_graphql.test.utils import execute_dagster_graphql
 
-from control_plane.datasets import registrations
 from control_plane.datasets.tables import datasets
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
@@ -30,6 +29,7 @@ from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.definitions import defs
 from ft_assets.platform_resource import PlatformResource
+from sensors import validated_datasets as reports
 from sensors.validated_datasets import validated_datasets
 from tests.support.models.tiny_model import build_tiny_model
 
@@ -81,7 +81,7 @@ def reported(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.Sens
 def test_each_version_is_reported_once_in_order_with_its_file(
     platform: Platform, instance: dg.DagsterInstance, write_chat_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registrations, "SETTLED", timedelta(0))
+    monkeypatch.setattr(reports, "SETTLED", timedelta(0))
     first = write_chat_rows(60, name="first.jsonl")
     uploads = [upload(platform, first, model="tiny-chat"), upload(platform, write_chat_rows(60, name="second.jsonl", salt="x"))]
     again = upload(platform, write_chat_rows(60, name="copy.jsonl"), model="tiny-chat")
@@ -106,18 +106,18 @@ def test_a_version_waits_until_no_earlier_one_can_be_missing_and_a_page_continue
     platform: Platform, write_chat_rows: Callable[..., Path]
 ) -> None:
     ids = [upload(platform, write_chat_rows(60, name=f"{salt}.jsonl", salt=salt)).dataset_id for salt in ("a", "b", "c")]
-    assert registrations.registered(platform, after=None) == []
-    later = replace(platform, clock=lambda: platform.clock() + registrations.SETTLED + timedelta(seconds=5))
-    (first,) = registrations.registered(later, after=None, limit=1)
-    rest = registrations.registered(later, after=first.position)
+    assert reports.registered(platform, after=None) == []
+    later = replace(platform, clock=lambda: platform.clock() + reports.SETTLED + timedelta(seconds=5))
+    (first,) = reports.registered(later, after=None, limit=1)
+    rest = reports.registered(later, after=first.position)
     assert [version.id for version in (first, *rest)] == ids
-    assert registrations.registered(later, after=rest[-1].position) == []
+    assert reports.registered(later, after=rest[-1].position) == []
 
 
 def test_a_version_whose_data_was_erased_is_not_reported(
     platform: Platform, instance: dg.DagsterInstance, write_chat_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registrations, "SETTLED", timedelta(0))
+    monkeypatch.setattr(reports, "SETTLED", timedelta(0))
     upload(platform, write_chat_rows(60))
     with platform.engine.begin() as conn:
         conn.execute(sa.update(datasets).values(report=dict(KEPT_REPORT)))
@@ -134,7 +134,7 @@ OF_A_PARTITION = """query($asset: [String!]!, $key: String!) { assetNodeOrError(
 def test_the_ui_shows_the_lineage_from_the_validated_file_to_the_adapter(
     platform: Platform, instance: dg.DagsterInstance, write_chat_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registrations, "SETTLED", timedelta(0))
+    monkeypatch.setattr(reports, "SETTLED", timedelta(0))
     file, other = upload(platform, write_chat_rows(120)), upload(platform, write_chat_rows(60, name="other.jsonl", salt="x"))
     reported(instance)
     job = jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file.id})).job.id

@@ -16,7 +16,7 @@ from control_plane.adapters.tables import adapters
 from control_plane.adapters.tables import exports as rows
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import agents, attempts
-from control_plane.datasets.uploads import orphaned_objects
+from control_plane.datasets import orphaned_objects
 from control_plane.queue.tables import reservations
 from ft_assets import layout
 from ft_assets.storable_text import printable

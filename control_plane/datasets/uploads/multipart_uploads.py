@@ -19,10 +19,11 @@ from typing import Any, BinaryIO
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from control_plane.datasets import orphaned_objects
 from control_plane.datasets.receiver import receive_up_to, too_large
 from control_plane.datasets.tables import File, Upload, UploadPart, UploadSettings, upload_parts, uploads
 from control_plane.datasets.tables import files as file_rows
-from control_plane.datasets.uploads import orphaned_objects, uploaded_files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.datasets.uploads.part_join import Part, join
 from control_plane.datasets.validation_state import settle
 from control_plane.platform import records

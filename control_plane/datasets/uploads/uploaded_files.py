@@ -15,11 +15,10 @@ from typing import Any, BinaryIO
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.datasets import suites, validation, validation_tasks
+from control_plane.datasets import orphaned_objects, suites, validation, validation_tasks
 from control_plane.datasets.hub_fetch import is_fetched
 from control_plane.datasets.receiver import receive
 from control_plane.datasets.tables import File, files
-from control_plane.datasets.uploads import orphaned_objects
 from control_plane.datasets.validation_state import FETCHING, PLATFORM_FAILURES, Work, bring_in, progress_of, settle, written
 from control_plane.jobs.tables import jobs, names_file
 from control_plane.platform import records

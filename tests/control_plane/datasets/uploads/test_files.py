@@ -14,11 +14,12 @@ from typing import BinaryIO, cast
 import pytest
 import sqlalchemy as sa
 
-from control_plane.datasets import validation
+from control_plane.datasets import orphaned_objects, validation
 from control_plane.datasets.tables import File
 from control_plane.datasets.tables import datasets as datasets_table
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
+from control_plane.datasets.validation_state import written
 from control_plane.platform.context import Platform
 from control_plane.tenants import rules as tiers
 from control_plane.tenants import service as tenants
@@ -204,6 +205,27 @@ def test_a_file_deleted_under_its_validation_leaves_no_dataset(
         assert (found.status, found.dataset_id) == ("uploaded", None)
         assert found.deleted_at is not None
     assert versions(platform, tenant) == []
+    later = replace(platform, clock=lambda: platform.clock() + orphaned_objects.WAITS + timedelta(hours=1))
+    orphaned_objects.remove_due(later)
+    assert [info.key for info in platform.objects.list(f"tenants/{tenant.id}")] == []
+
+
+def test_the_objects_of_a_registered_dataset_stay_when_another_file_of_the_same_content_is_deleted_under_its_validation(
+    platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    def examined(name: str) -> tuple[str, validation.Accepted]:
+        file_id = left_unvalidated(platform, tenant, write_chat_rows(name=name))
+        outcome = validation.examine(platform, uploaded_files.get(platform, tenant.id, file_id), apart=False)
+        assert isinstance(outcome, validation.Accepted)
+        return file_id, outcome
+
+    (one, first), (two, _) = examined("one.jsonl"), examined("two.jsonl")
+    uploaded_files.delete(platform, tenant.id, two)
+    assert written(platform, one, first, None).dataset_id == first.dataset_id
+    examined("three.jsonl")
+    later = replace(platform, clock=lambda: platform.clock() + orphaned_objects.WAITS + timedelta(hours=1))
+    orphaned_objects.remove_due(later)
+    assert len(list(platform.objects.list(f"tenants/{tenant.id}/datasets"))) == 3
 
 
 @pytest.mark.parametrize(

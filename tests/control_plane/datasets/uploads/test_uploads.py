@@ -19,9 +19,10 @@ from typing import BinaryIO
 import pytest
 import sqlalchemy as sa
 
+from control_plane.datasets import orphaned_objects
 from control_plane.datasets.tables import files as file_rows
 from control_plane.datasets.tables import loose_objects as loose_rows
-from control_plane.datasets.uploads import multipart_uploads, orphaned_objects, uploaded_files
+from control_plane.datasets.uploads import multipart_uploads, uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.notifications.tables import outbox

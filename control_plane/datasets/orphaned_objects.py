@@ -45,6 +45,11 @@ def claim(conn: Connection, key: str) -> None:
         raise Unavailable(f"object {key!r} was removed before a row named it, because that took too long; send the call again")
 
 
+def claim_if_announced(conn: Connection, keys: Sequence[str]) -> None:
+    """Claim `keys` for the row that this transaction writes, which may exist already."""
+    conn.execute(sa.delete(loose).where(loose.c.object_key.in_(keys)))
+
+
 def release(conn: Connection, tenant: str, keys: Sequence[str], *, now: datetime) -> None:
     """Release `keys`, which no row names once this transaction is committed."""
     _enter(conn, tenant, keys, now)
