@@ -29,6 +29,7 @@ from ft_assets.errors import Forbidden, Unavailable
 from ft_assets.storable_text import printable
 
 SCOPE = "openid email profile"
+ADDRESS = ("email", "email_verified")
 SIGNATURES = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures by the provider's key; never ``none``, nor one by the client's secret."""
 TIMEOUT_S = 5.0
@@ -83,8 +84,11 @@ class OpenIdProvider:
         """Exchange `code` for an ID token and verify it."""
         token = self._token(code, verifier=verifier, redirect_uri=redirect_uri)
         claims = self._verified(str(token.get("id_token", "")), nonce=nonce, access_token=token.get("access_token"))
-        if not {"email", "email_verified", self._groups_claim} <= claims.keys():
-            claims = {**self._user_info(token, claims["sub"]), **claims}
+        if not {*ADDRESS, self._groups_claim} <= claims.keys():
+            more = self._user_info(token, claims["sub"])
+            if not claims.keys() >= set(ADDRESS):  # which of two addresses is verified must come from one document
+                claims = {**claims, **{name: more.get(name) for name in ADDRESS}}
+            claims = {self._groups_claim: more.get(self._groups_claim, ()), **claims}
         email = claims.get("email")
         if not isinstance(email, str) or not email:
             raise _untrusted(f"the identity provider {self.host} does not say your e-mail address; allow the scope email there")

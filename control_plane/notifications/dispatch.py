@@ -26,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from control_plane.jobs.tables import jobs
 from control_plane.notifications import emails, signatures
 from control_plane.notifications import outbox as box
-from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, EVENT_TYPES, next_attempt
+from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, EVENT_TYPES, TRIED_BEFORE_DISABLED, next_attempt
 from control_plane.notifications.signatures import opened
 from control_plane.notifications.tables import Endpoint, SigningSecret, deliveries, outbox, webhook_endpoints
 from control_plane.platform import records
@@ -216,10 +216,10 @@ def finish(conn: Connection, attempt: Attempt, outcome: Outcome, *, now: datetim
     same = (d.attempts == attempt.attempts) & (d.last_attempt_at == attempt.last_attempt_at)
     mine = sa.update(deliveries).where(d.id == attempt.id, d.state == "pending", same)
     if conn.execute(mine.values(**values)).rowcount and endpoint is not None:
-        _judge_endpoint(conn, endpoint, outcome, now)
+        _judge_endpoint(conn, endpoint, outcome, now, attempts=attempt.attempts)
 
 
-def _judge_endpoint(conn: Connection, endpoint: Endpoint, outcome: Outcome, now: datetime) -> None:
+def _judge_endpoint(conn: Connection, endpoint: Endpoint, outcome: Outcome, now: datetime, *, attempts: int) -> None:
     since = endpoint.failing_since
     this = sa.update(webhook_endpoints).where(webhook_endpoints.c.id == endpoint.id)
     if outcome.delivered:
@@ -232,7 +232,7 @@ def _judge_endpoint(conn: Connection, endpoint: Endpoint, outcome: Outcome, now:
         conn.execute(this.values(failing_since=now))
     if outcome.status == GONE:
         _disable(conn, endpoint, "gone", "it answered 410 Gone", now)
-    elif since is not None and now - since > DISABLED_AFTER:
+    elif since is not None and now - since > DISABLED_AFTER and attempts >= TRIED_BEFORE_DISABLED:
         _disable(conn, endpoint, "failing", f"it has not answered with 2xx since {since:%Y-%m-%d %H:%M} UTC", now)
 
 

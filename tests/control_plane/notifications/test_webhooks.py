@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from control_plane.notifications import deliveries as listed
 from control_plane.notifications import dispatch
 from control_plane.notifications import webhook_endpoints as webhooks
+from control_plane.notifications.rules import DELAYS_S
 from control_plane.notifications.tables import SigningSecret, webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.platform.webhook_targets import parse_networks
@@ -74,6 +75,24 @@ def test_an_endpoint_that_fails_for_five_days_is_disabled(world: World, there: R
     world.send()
     found = webhooks.get(world.platform, world.tenant, endpoint)
     assert found.state == "disabled" and "has not answered with 2xx since" in (found.disabled_reason or "")
+
+
+def test_an_endpoint_that_was_sent_nothing_since_it_failed_is_tried_for_half_an_hour_before_it_is_disabled(
+    world: World, there: Receiver
+) -> None:
+    endpoint = world.endpoint(there.url("/status/500"), SUCCEEDED)
+    world.tell(SUCCEEDED, "ftjob-old")
+    for delay_s in (*DELAYS_S[1:], 0):
+        world.send()
+        world.later(delay_s * 1.2)
+    world.later(30 * 86_400)
+    world.tell(SUCCEEDED, "ftjob-new")
+    states = []
+    for delay in (10, 400, 2_500, 10):
+        world.send()
+        states.append(webhooks.get(world.platform, world.tenant, endpoint).state)
+        world.later(delay)
+    assert states == ["enabled"] * 3 + ["disabled"]
 
 
 def test_deleting_an_endpoint_ends_what_is_on_its_way_and_forgets_its_secret(world: World, there: Receiver) -> None:
