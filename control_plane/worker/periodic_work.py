@@ -60,11 +60,17 @@ class Round:
             return f"failed, {type(error).__name__}: {str(error)[:200]}"
 
 
-SWEEPS = Round(name="sweeps", cron="* * * * * */5", queue=QUICK, steps={"submitted": lambda p: ", ".join(sweeps.advance(p)) or "none"})
-QUOTAS = Round(
-    name="quotas", cron="* * * * * */10", queue=QUICK,
-    steps={"limits enforced": enforcement.enforce, "namespaces changed": namespaces.keep},
+FREQUENT = Round(
+    name="frequent", cron="* * * * * */10", queue=QUICK,
+    steps={
+        "limits enforced": enforcement.enforce,
+        "namespaces changed": namespaces.keep,
+        "trials submitted": lambda p: ", ".join(sweeps.advance(p)) or "none",
+        "adapters and exports signed": adapter_signatures.sign_due,
+        "jobs with metrics for W&B": wandb_runs.add_due,
+    },
 )  # fmt: skip
+"""One round, because a round costs more than the steps that find nothing to do."""
 HARDWARE = Round(
     name="hardware", cron="* * * * * */30", queue=QUICK,
     steps={
@@ -111,8 +117,4 @@ RETENTION = Round(
         "exports expired": exports.expire,
     },
 )  # fmt: skip
-SIGNATURES = Round(
-    name="signatures", cron="* * * * * */15", queue=QUICK, steps={"adapters and exports signed": adapter_signatures.sign_due}
-)
-TRACKING = Round(name="tracking", cron="* * * * * */15", queue=QUICK, steps={"jobs with metrics for W&B": wandb_runs.add_due})
-ROUNDS = (SWEEPS, QUOTAS, TRACKING, HARDWARE, METERING, CLEANUP, REGISTRY, RETENTION, SIGNATURES)
+ROUNDS = (FREQUENT, HARDWARE, METERING, CLEANUP, REGISTRY, RETENTION)

@@ -21,7 +21,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenant_data import deletion, deletion_requests
 from control_plane.tenants import service as tenants
 from control_plane.tenants.tables import tenants as tenants_table
-from control_plane.worker.periodic_work import METERING, QUOTAS, RETENTION, ROUNDS, SWEEPS
+from control_plane.worker.periodic_work import FREQUENT, METERING, RETENTION, ROUNDS
 from resources.tenant_records import DagsterRecords
 from tests.support.jobs.metered_job import AT, at_time, metered_job
 from tests.support.jobs.started_job import start_job
@@ -53,7 +53,7 @@ def test_a_round_does_all_that_is_due_and_a_second_one_nothing_more(fresh_platfo
 
 def test_every_round_runs_over_an_empty_platform(fresh_platform: Platform) -> None:
     assert {each.name: "failed" in each.run(fresh_platform) for each in ROUNDS} == dict.fromkeys(
-        ("sweeps", "quotas", "hardware", "metering", "cleanup", "signatures", "model-registry", "tracking", "retention"), False
+        ("frequent", "hardware", "metering", "cleanup", "model-registry", "retention"), False
     )
 
 
@@ -61,7 +61,7 @@ def test_a_round_pauses_what_runs_beyond_the_hard_cap(fresh_platform: Platform, 
     held = start_job(fresh_platform, write_chat_rows)
     with fresh_platform.engine.begin() as conn:
         conn.execute(sa.update(tenants_table).values(hard_gpu_hours=0.001))
-    assert held.job_id in QUOTAS.run(fresh_platform)
+    assert held.job_id in FREQUENT.run(fresh_platform)
     job = jobs.get(fresh_platform, held.tenant, held.job_id).job
     assert (job.state, job.reason, job.stop_requested) == ("pausing", "hard_cap_reached", "pause")
 
@@ -71,9 +71,9 @@ def test_a_trial_that_waited_is_submitted_when_there_is_room(submitted: tuple[Pl
     file = jobs.get(platform, tenant, job_id).job.training_file
     grid = {"parameters": {"n_epochs": [1, 2, 3, 4, 5]}}  # beside one job, in a tier of five
     sweep = sweeps.create(platform, tenant, {"model": "tiny-base", "training_file": file, "sweep": grid})
-    assert "submitted: none" in SWEEPS.run(platform)
+    assert "trials submitted: none" in FREQUENT.run(platform)
     jobs.cancel(platform, tenant, job_id)
-    assert "submitted: ftjob-" in SWEEPS.run(platform)
+    assert "trials submitted: ftjob-" in FREQUENT.run(platform)
     assert all(t.job_id is not None for t in sweeps.get(platform, tenant, sweep.id).trials)
 
 
