@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from control_plane.adapters import exports
 from control_plane.adapters import service as adapters
+from control_plane.adapters.service import set_stage
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.adapters.tables import exports as exports_table
 from control_plane.api.app import create_app
@@ -32,6 +33,7 @@ from control_plane.tenants import service as tenants
 from control_plane.worker.periodic_work import CLEANUP
 from ft_assets.adapters.package import WEIGHTS
 from ft_assets.adapters.record import FULL
+from ft_assets.adapters.stages import Stage
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals.gate.verdict import Verdict
@@ -195,6 +197,10 @@ def test_what_cannot_be_exported_is_refused(operated: Platform, base: Path, owne
     assert many.value.code == "too_many_exports"
     with operated.engine.begin() as conn:
         conn.execute(sa.delete(exports_table).where(exports_table.c.tenant_id == owner[0]))
+        set_stage(conn, adapter_id, Stage.DEPRECATED, deprecated_at=operated.clock())
+        set_stage(conn, adapter_id, Stage.ARCHIVED, archived_at=operated.clock())
+    with pytest.raises(Conflict, match="is archived, so its files are deleted"):
+        exports.request(operated, owner[0], adapter_id, format="tokenizer")
 
 
 def test_a_whole_model_is_exported_on_a_device_and_only_its_tokenizer_by_the_worker(
