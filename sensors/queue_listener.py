@@ -122,7 +122,7 @@ class QueueListener:
             return []
         from sensors import evaluation_requests  # 50 MiB of libraries that a daemon without evaluations does not need
 
-        due = evaluation_requests.due_requests(self._platform, self._instance, self._launcher)
+        due = evaluation_requests.due_requests(self._platform, self._instance, self._launcher, by=LISTENER)
         requests = [r for r in due if r.run_key not in self._refused]
         self._instance.add_dynamic_partitions(str(JOBS.name), sorted({str(r.partition_key) for r in requests}))
         launched = []
