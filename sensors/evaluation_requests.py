@@ -12,6 +12,7 @@ from control_plane.queue import launches
 from ft_assets.errors import Unavailable
 from ft_assets.partitions import partition_key
 from resources.dagster.run_tags import ASKED_BY_TAG, EVALUATION_TAG, JOB_TAG, RUN_KEY_TAG, SENSOR_TAG, TENANT_TAG
+from sensors.run_coordinator import ORDERED_JOB
 from sensors.run_requests import MAX_REQUESTS_PER_TICK
 
 SETTLED = timedelta(seconds=2)
@@ -44,6 +45,7 @@ def _run_request(due: service.DueEvaluation, by: str) -> dg.RunRequest:
     tags = {TENANT_TAG: due.tenant, JOB_TAG: due.job_id, EVALUATION_TAG: due.id, RUN_KEY_TAG: due.run_key, ASKED_BY_TAG: by}
     return dg.RunRequest(
         run_key=due.run_key,
+        job_name=ORDERED_JOB,
         partition_key=partition_key(due.tenant, due.job_id),
         run_config={"ops": {"adapter_evaluation": {"config": {"evaluation_id": due.id}}}},
         tags={**tags, SENSOR_TAG: "evaluations", "dagster/priority": str(due.priority)},

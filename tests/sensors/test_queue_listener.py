@@ -263,6 +263,7 @@ class Launching(DagsterLaunches):
         self.asked: list[str] = []
 
     def launch(self, request: dg.RunRequest) -> str:
+        assert request.job_name is not None, "GraphQL refuses a run without"
         self.asked.append(str(request.run_key))
         return str(uuid.uuid4())
 
