@@ -354,6 +354,10 @@ def test_a_base_that_is_updated_once_more_is_judged_on_too(
     judged(operated, ordered.id)
     newest = evaluations.list_evaluations(operated, tenant.id, made.id).items[0]
     assert (newest.kind, newest.base_digest, newest.state) == ("base_update", done.digest, "queued")
+    with operated.engine.begin() as conn:
+        assert evaluations.finish(conn, begin(operated, newest.id), state="failed", finished_at=operated.clock())
+    reevaluation_step.take_up(replace(operated, clock=lambda: utc_now() + 2 * reevaluation_step.SETTLED))
+    assert evaluations.list_evaluations(operated, tenant.id, made.id).items[0].id == newest.id, "it is not ordered again"
 
 
 def test_an_update_between_the_checks_and_the_promotion_is_seen(
