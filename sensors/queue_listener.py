@@ -74,7 +74,7 @@ class QueueListener:
         self._away = threading.Event()
         self._launcher = open_launcher(platform.settings)
         self._look_at = 0.0
-        """When the next cycle is due without a notification."""
+        """When dead runs are looked for again, without a notification too."""
         self._refused: dict[str, float] = {}
         """Until when a run is left to the sensors, by its key."""
         self.pause_s = 0.0
@@ -111,10 +111,13 @@ class QueueListener:
         launched = self.round()
         if not self._away.is_set():
             launched += self._evaluate()
-        if self.is_due():
+        if due := self.is_due():
             for what in recovery.replace_dead(self._platform, self._instance, self._launcher):
                 log.info("replaced: %s", what)
-        self._look_at = time.monotonic() + self._open_look_s if launches.any_open(self._platform) else math.inf
+        if not launches.any_open(self._platform):
+            self._look_at = math.inf
+        elif due or math.isinf(self._look_at):
+            self._look_at = time.monotonic() + self._open_look_s
         return launched
 
     def _evaluate(self) -> list[str]:
