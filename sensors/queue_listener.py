@@ -95,7 +95,7 @@ class QueueListener:
             with ThreadPoolExecutor(LAUNCHES_AT_ONCE) as threads:
                 launched += [key for key in threads.map(self._ask, due) if key]
             if self._away.is_set():
-                self.pause_s = min(MAX_PAUSE_S, max(RETRY_S, 2 * self.pause_s))
+                self.pause_s = _longer(self.pause_s)
                 return launched
             if len(due) < MAX_REQUESTS_PER_TICK:
                 break
@@ -108,9 +108,11 @@ class QueueListener:
 
     def look(self) -> list[str]:
         """Run a cycle, request evaluations, and replace dead runs if it is time; returns the keys of the requested runs."""
-        launched = self.round()
+        before_s, launched = self.pause_s, self.round()
         if not self._away.is_set():
             launched += self._evaluate()
+            if self._away.is_set():
+                self.pause_s = _longer(before_s)
         if due := self.is_due():
             for what in recovery.replace_dead(self._platform, self._instance, self._launcher):
                 log.info("replaced: %s", what)
@@ -130,6 +132,8 @@ class QueueListener:
         self._instance.add_dynamic_partitions(str(JOBS.name), sorted({str(r.partition_key) for r in requests}))
         launched = []
         for request in requests:
+            if self._away.is_set():
+                break
             try:
                 self._launches.launch(request)
             except FtError as error:
@@ -161,6 +165,10 @@ class QueueListener:
                 self._leave(due.run_key, error)
         launches.give_up(self._platform, [due.run_key], by=LISTENER)
         return None
+
+
+def _longer(pause_s: float) -> float:
+    return min(MAX_PAUSE_S, max(RETRY_S, 2 * pause_s))
 
 
 def listen(
