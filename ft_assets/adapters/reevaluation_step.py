@@ -50,6 +50,10 @@ ABOUT = {
     evaluations.MONITOR: "fails a monitored rule; it stays in service:",
     evaluations.MANUAL: "failed a requested evaluation; serving is unchanged:",
 }
+UNACCEPTED = (
+    "failed a requested evaluation by its job's rules on other bytes of its base model than it was trained on, and is not served on those "
+    "until it passes there:"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,12 +137,19 @@ def _end(platform: Platform, held: Evaluation, subject: Subject, evaluated: Eval
 
 def _alert(held: Evaluation, subject: Subject, evaluated: Evaluated, *, waited: bool) -> Event | None:
     watched = subject.rules.mode == "monitor"
-    why = UPDATED if waited else ABOUT[held.kind]
+    why = UPDATED if waited else UNACCEPTED if _withholds(held, subject, evaluated) else ABOUT[held.kind]
     if watched and not (waited or held.kind == evaluations.MANUAL):
         why = ABOUT[evaluations.MONITOR]
     about = f"Adapter {subject.record.name} {why}"
     data = {"adapter_id": subject.record.id, "evaluation_id": held.id, "base_digest": held.base_digest}
     return evaluated.alert(subject.rules, code="monitor_failed" if watched else "reevaluation_failed", about=about, data=data)
+
+
+def _withholds(held: Evaluation, subject: Subject, evaluated: Evaluated) -> bool:
+    """Returns whether the evaluation keeps the adapter from other bytes of its base than it was trained on: the newest verdict there by the
+    rules of its job counts, even if it was requested."""
+    other = held.base_digest != subject.record.base_digest
+    return held.kind == evaluations.MANUAL and held.eval_config is None and other and not evaluated.verdict.passed
 
 
 def _waits(record: AdapterRecord) -> bool:
