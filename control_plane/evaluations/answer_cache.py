@@ -17,11 +17,11 @@ from sqlalchemy.dialects.postgresql import insert
 from control_plane.adapters.tables import adapters
 from control_plane.attempts.tables import checkpoints
 from control_plane.evaluations.tables import eval_scores
-from control_plane.jobs.tables import Job, jobs
+from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, one_or_none
 from ft_assets.adapters.package import MANIFEST
-from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.record import AdapterRecord, make_name
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.run import run_file
@@ -57,18 +57,18 @@ def manifest_of(result: Mapping[str, Any], subject: str = "previous") -> str | N
 
 
 def previous(platform: Platform, tenant: str, job: Job, base_digest: str) -> Previous | None:
-    """Return the newest production adapter of the same tenant, base model and suffix as `job`'s, other than `job`'s own.
+    """Return the newest production adapter with the logical name that `job`'s has or will have, other than `job`'s own.
 
     If `job`'s adapter was promoted, only adapters promoted before it count. An adapter without files does not count: it is needed for
     comparison.
     """
-    lineage = sa.and_(adapters.c.tenant_id == tenant, adapters.c.base_model == job.model, jobs.c.suffix.is_not_distinct_from(job.suffix))
+    logical = make_name(job.model, tenant, job.suffix, "").logical
+    lineage = (adapters.c.tenant_id == tenant) & adapters.c.name.startswith(f"{logical}:", autoescape=True)
     own = adapters.alias("own")
     promoted = sa.select(sa.func.max(own.c.promoted_at)).where(own.c.job_id == job.id).scalar_subquery()
     before = sa.or_(promoted.is_(None), adapters.c.promoted_at < promoted)
     query = (
         sa.select(*columns(adapters, AdapterRecord))
-        .join(jobs, jobs.c.id == adapters.c.job_id)
         .where(lineage, adapters.c.stage == Stage.PRODUCTION, adapters.c.job_id != job.id, before)
         .order_by(adapters.c.promoted_at.desc().nulls_last(), adapters.c.id)
         .limit(1)

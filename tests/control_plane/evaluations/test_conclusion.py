@@ -208,7 +208,8 @@ def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_oth
 def test_an_adapter_is_compared_with_the_one_promoted_before_it_and_never_with_a_newer_one(
     operated: Platform, tenant: Tenant, evaluated_job: Evaluate
 ) -> None:
-    made = [adapter_step.conclude(operated, tenant.id, evaluated_job(seed=seed)) for seed in (1, 2)]
+    suffixes = ("Support.Bot", "support-bot")  # one name in requests
+    made = [adapter_step.conclude(operated, tenant.id, evaluated_job(seed=seed, suffix=suffix)) for seed, suffix in enumerate(suffixes)]
     with operated.engine.connect() as conn:
         rows = [transitions.job_row(conn, tenant.id, a.job_id) for a in made]
     found = [answer_cache.previous(operated, tenant.id, row, "d" * 64) for row in rows]
