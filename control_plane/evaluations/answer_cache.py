@@ -1,7 +1,7 @@
 """Cached answers: of a base model under its digest, of an adapter under its base's digest and its own; suite by suite.
 
 The base answers a platform's suites once, however many adapters are compared with it. An adapter's answers as a candidate are reused when
-the next adapter of its lineage is compared with it.
+the next adapter of its lineage is compared with it, and deleted once there will be none: when it is quarantined or archived.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
 from control_plane.attempts.tables import checkpoints
@@ -120,3 +121,14 @@ def remember(platform: Platform, tenant: str, result: Mapping[str, Any]) -> None
     if rows:
         with platform.engine.begin() as conn:
             conn.execute(insert(eval_scores).on_conflict_do_nothing(), rows)
+
+
+def forget(conn: Connection, tenant: str, job_id: str) -> int:
+    """Delete the answers of the job's adapter, which no other will be compared with any more; returns how many entries."""
+    final = (checkpoints.c.job_id == job_id) & checkpoints.c.final
+    manifests = sa.union(
+        sa.select(adapters.c.manifest_sha256).where(adapters.c.job_id == job_id), sa.select(checkpoints.c.manifest_sha256).where(final)
+    )
+    digests = [subject_digest("", manifest) for manifest in conn.execute(manifests).scalars()]
+    own = sa.or_(sa.false(), *(eval_scores.c.subject_digest.contains(run_file.known_key(digest, "")) for digest in digests))
+    return conn.execute(sa.delete(eval_scores).where(eval_scores.c.tenant_id == tenant, own)).rowcount

@@ -24,7 +24,7 @@ from control_plane.evaluations import answer_cache, reports
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.evaluation_workload import StoredWeights
 from control_plane.evaluations.reports import Evaluated
-from control_plane.evaluations.tables import Evaluation
+from control_plane.evaluations.tables import Evaluation, eval_scores
 from control_plane.jobs import service as jobs
 from control_plane.jobs import transitions
 from control_plane.jobs.submission import JobRequest
@@ -158,8 +158,14 @@ def published(platform: Platform, subject: str) -> list[str]:
 
 def test_a_failed_adapter_is_quarantined_with_reasons_and_advice(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job(FAILED)
+    with operated.engine.begin() as conn:
+        final = conn.execute(sa.select(checkpoints.c.manifest_sha256).where(checkpoints.c.job_id == job_id, checkpoints.c.final)).scalar()
+        answers = {"suite_digest": "s", "suite": "golden", "scores": {}, "tenant_id": tenant.id, "created_at": operated.clock()}
+        conn.execute(sa.insert(eval_scores).values(subject_digest=f"base+{final}@cpu", **answers))
     made = adapter_step.conclude(operated, tenant.id, job_id)
     assert made.stage == "quarantined"
+    with operated.engine.connect() as conn:
+        assert conn.execute(sa.select(eval_scores).where(eval_scores.c.tenant_id == tenant.id)).all() == [], "it is compared with none"
     ended = job(operated, job_id)
     assert (ended["state"], ended["error"]["code"]) == ("failed", "gate_failed")
     assert "task_not_better: 0.1, needed 0.5" in ended["error"]["message"]
