@@ -75,6 +75,10 @@ def test_a_deprecated_adapter_keeps_its_files_for_thirty_days_and_not_longer(wor
     assert [d["files"] for d in proven.proof["directories"]] == [1, 1]
     traced = lineage.of_adapter(world.platform, tenant, id_, verify=True)
     assert traced["holds"] and traced["adapters"][0]["deletion"]["id"] == asked
+    everything = world.delete_data(tenant)
+    assert world.carried_out(everything)
+    traced = lineage.of_adapter(world.platform, tenant, id_, verify=True)
+    assert traced["holds"] and traced["adapters"][0]["deletion"]["id"] == everything, "which covers the dataset too"
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["a server has it", "a server that had it does not answer"])
