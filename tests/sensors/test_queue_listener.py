@@ -280,13 +280,6 @@ def test_what_is_open_is_looked_at_again_without_a_word_and_an_idle_queue_is_not
     tenant, job_id = submit()
     listener.look()
     assert not listener.is_due()
-
-    def look_and_see() -> bool:
-        is_due = listener.is_due()
-        listener.look()
-        return is_due
-
-    until(look_and_see)  # a look at every notification puts this one off no further
     until(listener.is_due)
     jobs.cancel(fresh_platform, tenant, job_id)
     listener.look()
@@ -337,6 +330,22 @@ def test_evaluations_wait_for_a_webserver_that_is_away(fresh_platform: Platform,
         pauses.append(listener.pause_s)
     launches.close()
     assert (len(asked), pauses) == (3, [2.0, 4.0, 8.0]), "one launch in each look"
+
+
+def test_notifications_do_not_put_off_the_look_for_dead_runs(
+    fresh_platform: Platform, instance: dg.DagsterInstance, submit: Callable[[], tuple[str, str]]
+) -> None:
+    launches = Launching()
+    listener = QueueListener(fresh_platform, instance, launches, open_look_s=1.5)
+    listener.look()
+    _, job_id = submit()
+    create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": f"{job_id}#prepare0"}, status=dg.DagsterRunStatus.FAILURE)
+
+    def replaced() -> bool:
+        listener.look()
+        return launches.asked == [f"{job_id}#prepare1"]
+
+    until(replaced, 20)
 
 
 def test_an_ordered_evaluation_is_heard_and_requested_once(
