@@ -29,8 +29,8 @@ def with_schema_verdicts(
 ) -> Mapping[str, Any]:
     """Returns a reviewed result with the verdicts on answers to `items` that have a schema.
 
-    An invalid schema gives no verdict. If the checks exceed their limits, there are none at all, and the log says so. Raises ``Unavailable``
-    if the disk is full.
+    An invalid schema gives no verdict. If the checks exceed their limits, there are none at all, and the log says so. Raises
+    ``Unavailable`` if the disk is full.
     """
     wanted = {item.id: item.schema for item in items if item.schema is not None and not item.calls}
     if not wanted:
