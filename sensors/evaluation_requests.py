@@ -11,7 +11,8 @@ from control_plane.platform.protocols import Launcher
 from control_plane.queue import launches
 from ft_assets.errors import Unavailable
 from ft_assets.partitions import partition_key
-from resources.dagster.run_tags import EVALUATION_TAG, JOB_TAG, RUN_KEY_TAG, SENSOR_TAG, TENANT_TAG
+from resources.dagster.run_tags import ASKED_BY_TAG, EVALUATION_TAG, JOB_TAG, RUN_KEY_TAG, SENSOR_TAG, TENANT_TAG
+from sensors.run_coordinator import ORDERED_JOB
 from sensors.run_requests import MAX_REQUESTS_PER_TICK
 
 SETTLED = timedelta(seconds=2)
@@ -20,12 +21,12 @@ SETTLED = timedelta(seconds=2)
 log = logging.getLogger(__name__)
 
 
-def due_requests(platform: Platform, instance: dg.DagsterInstance, launcher: Launcher) -> list[dg.RunRequest]:
+def due_requests(platform: Platform, instance: dg.DagsterInstance, launcher: Launcher, *, by: str = "sensor") -> list[dg.RunRequest]:
     """Return the requests of orders that hold a reservation or have their result."""
     due = [d for d in service.due(platform) if not _has_run(instance, platform, launcher, d)][:MAX_REQUESTS_PER_TICK]
     if due:
         launches.returned(platform, {d.job_id for d in due})
-    return [_run_request(d) for d in due]
+    return [_run_request(d, by) for d in due]
 
 
 def _has_run(instance: dg.DagsterInstance, platform: Platform, launcher: Launcher, due: service.DueEvaluation) -> bool:
@@ -40,11 +41,12 @@ def _has_run(instance: dg.DagsterInstance, platform: Platform, launcher: Launche
     return bool(records)
 
 
-def _run_request(due: service.DueEvaluation) -> dg.RunRequest:
-    tags = {TENANT_TAG: due.tenant, JOB_TAG: due.job_id, EVALUATION_TAG: due.id, RUN_KEY_TAG: due.run_key, SENSOR_TAG: "evaluations"}
+def _run_request(due: service.DueEvaluation, by: str) -> dg.RunRequest:
+    tags = {TENANT_TAG: due.tenant, JOB_TAG: due.job_id, EVALUATION_TAG: due.id, RUN_KEY_TAG: due.run_key, ASKED_BY_TAG: by}
     return dg.RunRequest(
         run_key=due.run_key,
+        job_name=ORDERED_JOB,
         partition_key=partition_key(due.tenant, due.job_id),
         run_config={"ops": {"adapter_evaluation": {"config": {"evaluation_id": due.id}}}},
-        tags={**tags, "dagster/priority": str(due.priority)},
+        tags={**tags, SENSOR_TAG: "evaluations", "dagster/priority": str(due.priority)},
     )

@@ -74,7 +74,7 @@ class QueueListener:
         self._away = threading.Event()
         self._launcher = open_launcher(platform.settings)
         self._look_at = 0.0
-        """When the next cycle is due without a notification."""
+        """When dead runs are looked for again, without a notification too."""
         self._refused: dict[str, float] = {}
         """Until when a run is left to the sensors, by its key."""
         self.pause_s = 0.0
@@ -95,7 +95,7 @@ class QueueListener:
             with ThreadPoolExecutor(LAUNCHES_AT_ONCE) as threads:
                 launched += [key for key in threads.map(self._ask, due) if key]
             if self._away.is_set():
-                self.pause_s = min(MAX_PAUSE_S, max(RETRY_S, 2 * self.pause_s))
+                self.pause_s = _longer(self.pause_s)
                 return launched
             if len(due) < MAX_REQUESTS_PER_TICK:
                 break
@@ -108,13 +108,18 @@ class QueueListener:
 
     def look(self) -> list[str]:
         """Run a cycle, request evaluations, and replace dead runs if it is time; returns the keys of the requested runs."""
-        launched = self.round()
+        before_s, launched = self.pause_s, self.round()
         if not self._away.is_set():
             launched += self._evaluate()
-        if self.is_due():
+            if self._away.is_set():
+                self.pause_s = _longer(before_s)
+        if due := self.is_due():
             for what in recovery.replace_dead(self._platform, self._instance, self._launcher):
                 log.info("replaced: %s", what)
-        self._look_at = time.monotonic() + self._open_look_s if launches.any_open(self._platform) else math.inf
+        if not launches.any_open(self._platform):
+            self._look_at = math.inf
+        elif due or math.isinf(self._look_at):
+            self._look_at = time.monotonic() + self._open_look_s
         return launched
 
     def _evaluate(self) -> list[str]:
@@ -122,11 +127,13 @@ class QueueListener:
             return []
         from sensors import evaluation_requests  # 50 MiB of libraries that a daemon without evaluations does not need
 
-        due = evaluation_requests.due_requests(self._platform, self._instance, self._launcher)
+        due = evaluation_requests.due_requests(self._platform, self._instance, self._launcher, by=LISTENER)
         requests = [r for r in due if r.run_key not in self._refused]
         self._instance.add_dynamic_partitions(str(JOBS.name), sorted({str(r.partition_key) for r in requests}))
         launched = []
         for request in requests:
+            if self._away.is_set():
+                break
             try:
                 self._launches.launch(request)
             except FtError as error:
@@ -158,6 +165,10 @@ class QueueListener:
                 self._leave(due.run_key, error)
         launches.give_up(self._platform, [due.run_key], by=LISTENER)
         return None
+
+
+def _longer(pause_s: float) -> float:
+    return min(MAX_PAUSE_S, max(RETRY_S, 2 * pause_s))
 
 
 def listen(

@@ -6,8 +6,10 @@ import dagster as dg
 from dagster import DefaultRunLauncher
 
 from control_plane.attempts.claims import STOP_GRACE_S
-from control_plane.jobs.transitions import fail
+from control_plane.evaluations.tables import LOST
+from control_plane.jobs.transitions import fail_in, locked
 from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher
 from control_plane.queue.cycle import release
 from control_plane.queue.launches import DueRun, due_runs, replace_run, run_replacements
@@ -73,9 +75,16 @@ def replace_dead(platform: Platform, instance: dg.DagsterInstance, launcher: Lau
 
 
 def _give_up(platform: Platform, launcher: Launcher, due: DueRun, why: str) -> None:
-    """Fail the job, whose stage fails whenever it is run."""
+    """Fail the job, whose stage fails whenever it is run. An operator decides on the bill of an evaluation that had its result."""
     error = f"{due.stage} failed {due.died + 1} times: {why}. Submit the job again, or ask an operator to look at its runs"
-    fail(platform, due.tenant, due.job_id, FtError(error))
+    now = platform.clock()
+    with platform.engine.begin() as conn:
+        job = locked(conn, due.job_id, tenant_id=due.tenant)
+        fail_in(conn, job, FtError(error), now=now)
+        if job.state is JobState.EVALUATING:
+            from control_plane.evaluations.service import open_refund_case  # 50 MiB of libraries, which are rarely needed here
+
+            open_refund_case(conn, due.tenant, due.job_id, None, outcome=LOST, now=now)
     if due.attempt:  # released first: the end of a workload that is stopped would be billed as that of a cancelled one
         release(platform, due.job_id, due.attempt)
         launcher.stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)

@@ -17,11 +17,12 @@ from dagster import DagsterRun, QueuedRunCoordinator, SubmitRunContext
 
 from agent.workload import Kind
 from control_plane.capacity import configured_pools
+from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.job_states import JobState
 from control_plane.platform.settings import load
 from control_plane.queue import launches
-from control_plane.queue.launches import bind, evaluation_due, training_key
+from control_plane.queue.launches import bind, evaluation_due, order_due, order_key, training_key
 from control_plane.queue.tables import reservations
 from resources.dagster.private_api import PARENT_RUN_ID_TAG, RunQueueConfig
 from resources.dagster.run_tags import ASKED_BY_TAG, ATTEMPT_TAG, PREPARE_SLOT, REFUSED_KEY_TAG, RUN_KEY_TAG
@@ -31,6 +32,8 @@ GATED_JOBS = frozenset({"train"})
 GATED_ASSETS = frozenset({"checkpoint"})
 KEYED_JOBS = frozenset({"prepare", "train", "evaluate"})
 """Runs of these jobs have the platform's own keys; each key has one run."""
+ORDERED_JOB = "reevaluate"
+"""Its runs have such keys too, of the evaluation that was ordered instead of the job."""
 SLOTS = {PREPARE_SLOT: frozenset({"prepare", "dataset", "tokenized_pack"})}
 """By tag: the jobs and the assets whose runs take such a slot."""
 UNLIMITED = -1
@@ -70,19 +73,24 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
         """Return why `run` may not start, None if it may; and its permanent key, empty if it serves nothing that is due.
 
         A run of a stage that is due serves it, even if it was started by hand and names no key. If nothing is due, an operator may repeat a
-        preparation or an evaluation; a re-execution has its parent's key among its tags, which is ignored. A run with the tag of a slot
-        that it does not take is refused: it would hold up others, and Dagster never removes a run's tags.
+        preparation or an evaluation; a re-execution has its parent's key among its tags, which is ignored. A run of an ordered evaluation
+        serves it only with its key. A run with the tag of a slot that it does not take is refused: it would hold up others, and Dagster
+        never removes a run's tags.
         """
         if forged := sorted((SLOTS.keys() & run.tags.keys()) - slots_of(run).keys()):
             return f"refused: the platform sets the tag {forged[0]}, which this run may not use; launch it without the tag", ""
         selected = {key.path[-1] for key in run.asset_selection or ()}
         gated = run.job_name in GATED_JOBS or bool(selected & GATED_ASSETS)
-        if not gated and run.job_name not in KEYED_JOBS:
+        ordered = run.job_name == ORDERED_JOB and not gated
+        keyed = run.job_name in KEYED_JOBS or ordered
+        if not gated and not keyed:
             return None, ""
         key = run.tags.get("dagster/partition", "")
         tenant, _, job_id = key.partition(":")
-        named = "" if PARENT_RUN_ID_TAG in run.tags or run.job_name not in KEYED_JOBS else run.tags.get(RUN_KEY_TAG, "")
-        if named and not named.startswith(f"{job_id}#"):
+        named = "" if PARENT_RUN_ID_TAG in run.tags or not keyed else run.tags.get(RUN_KEY_TAG, "")
+        if ordered and not named:
+            return None, ""
+        if named and not ordered and not named.startswith(f"{job_id}#"):
             return f"refused: {named} is the key of another job's run, and this one is of job {key or '(no partition)'}", ""
         with shared_logins(control_plane_url(load())).platform.begin() as conn:
             if gated:
@@ -93,6 +101,8 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
                     reported = f"refused: it is for attempt {run.tags[ATTEMPT_TAG]} of job {key}"
                     return f"{reported}, whose reservation is given back; attempt {held.attempt} holds one now. {NEXT_STEP}", ""
                 due = training_key(job_id, held.attempt, held.train_runs)
+            elif ordered:
+                due = _ordered(conn, tenant, job_id, named.partition("#")[0])
             else:
                 job = _job(conn, tenant, job_id)
                 if job is None:
@@ -129,6 +139,13 @@ def _held(conn: sa.Connection, tenant: str, job_id: str) -> Any:
         .where(reservations.c.kind == Kind.TRAIN)
     )
     return conn.execute(query).first()
+
+
+def _ordered(conn: sa.Connection, tenant: str, job_id: str, evaluation_id: str) -> str:
+    """Return the key of the run that an ordered evaluation of the job's adapter needs now; empty if it needs none."""
+    this = (evaluations.c.id == evaluation_id) & (evaluations.c.job_id == job_id) & (evaluations.c.tenant_id == tenant)
+    runs = conn.scalar(sa.select(evaluations.c.runs).where(this, order_due()))
+    return "" if runs is None else order_key(evaluation_id, runs)
 
 
 def _job(conn: sa.Connection, tenant: str, job_id: str) -> Any:

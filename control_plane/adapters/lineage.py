@@ -219,9 +219,10 @@ def _dataset(conn: Connection, tenant: str, dataset_id: str) -> Json | None:
 
 
 def _deletion(conn: Connection, record: AdapterRecord) -> Json | None:
-    """The deletion of its files; None while they exist."""
+    """The deletion of its files, preferably that of all data of the tenant, which covers its dataset too; None while they exist."""
     table = deletion_requests.c
     of_tenant = (table.subject_kind == "tenant") & (table.subject_id == record.tenant_id) & (table.requested_at >= record.created_at)
     this = of_tenant | ((table.subject_kind == "adapter") & (table.subject_id == record.id))
     columns = "id subject_kind reason requested_at done_at waiting_for"
-    return next(iter(_rows(conn, deletion_requests, columns, this, "requested_at")), None)
+    found = _rows(conn, deletion_requests, columns, this, "requested_at")
+    return next((row for row in found if row["subject_kind"] == "tenant"), next(iter(found), None))

@@ -1,7 +1,7 @@
 """Cached answers: of a base model under its digest, of an adapter under its base's digest and its own; suite by suite.
 
 The base answers a platform's suites once, however many adapters are compared with it. An adapter's answers as a candidate are reused when
-the next adapter of its lineage is compared with it.
+the next adapter of its lineage is compared with it, and deleted once there will be none: when it is quarantined or archived.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
 from control_plane.attempts.tables import checkpoints
 from control_plane.evaluations.tables import eval_scores
-from control_plane.jobs.tables import Job, jobs
+from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, one_or_none
 from ft_assets.adapters.package import MANIFEST
-from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.record import AdapterRecord, make_name
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.run import run_file
@@ -57,18 +58,18 @@ def manifest_of(result: Mapping[str, Any], subject: str = "previous") -> str | N
 
 
 def previous(platform: Platform, tenant: str, job: Job, base_digest: str) -> Previous | None:
-    """Return the newest production adapter of the same tenant, base model and suffix as `job`'s, other than `job`'s own.
+    """Return the newest production adapter with the logical name that `job`'s has or will have, other than `job`'s own.
 
     If `job`'s adapter was promoted, only adapters promoted before it count. An adapter without files does not count: it is needed for
     comparison.
     """
-    lineage = sa.and_(adapters.c.tenant_id == tenant, adapters.c.base_model == job.model, jobs.c.suffix.is_not_distinct_from(job.suffix))
+    logical = make_name(job.model, tenant, job.suffix, "").logical
+    lineage = (adapters.c.tenant_id == tenant) & adapters.c.name.startswith(f"{logical}:", autoescape=True)
     own = adapters.alias("own")
     promoted = sa.select(sa.func.max(own.c.promoted_at)).where(own.c.job_id == job.id).scalar_subquery()
     before = sa.or_(promoted.is_(None), adapters.c.promoted_at < promoted)
     query = (
         sa.select(*columns(adapters, AdapterRecord))
-        .join(jobs, jobs.c.id == adapters.c.job_id)
         .where(lineage, adapters.c.stage == Stage.PRODUCTION, adapters.c.job_id != job.id, before)
         .order_by(adapters.c.promoted_at.desc().nulls_last(), adapters.c.id)
         .limit(1)
@@ -120,3 +121,14 @@ def remember(platform: Platform, tenant: str, result: Mapping[str, Any]) -> None
     if rows:
         with platform.engine.begin() as conn:
             conn.execute(insert(eval_scores).on_conflict_do_nothing(), rows)
+
+
+def forget(conn: Connection, tenant: str, job_id: str) -> int:
+    """Delete the answers of the job's adapter, which no other will be compared with any more; returns how many entries."""
+    final = (checkpoints.c.job_id == job_id) & checkpoints.c.final
+    manifests = sa.union(
+        sa.select(adapters.c.manifest_sha256).where(adapters.c.job_id == job_id), sa.select(checkpoints.c.manifest_sha256).where(final)
+    )
+    digests = [subject_digest("", manifest) for manifest in conn.execute(manifests).scalars()]
+    own = sa.or_(sa.false(), *(eval_scores.c.subject_digest.contains(run_file.known_key(digest, "")) for digest in digests))
+    return conn.execute(sa.delete(eval_scores).where(eval_scores.c.tenant_id == tenant, own)).rowcount

@@ -18,7 +18,7 @@ from control_plane.jobs.tables import Job, jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import evaluation_event
 from control_plane.platform.job_states import JobState
-from ft_assets.errors import Conflict, Fault, FtError
+from ft_assets.errors import Conflict, FtError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +56,11 @@ class ReviewProgress:
                 agents.record_milestone(conn, self.job_id, evaluation_event(milestone), self.platform.clock())
 
     def fail(self, error: FtError) -> None:
-        """End the evaluation with `error`, and its job if it follows a training; an operator decides on the bill."""
-        now = self.platform.clock()
+        """End the evaluation with `error`, and its job if it follows a training; an operator decides on the bill.
+
+        Judge and classifier are the operator's, so it is the platform's fault, even if their settings are invalid.
+        """
+        now, error = self.platform.clock(), FtError(error.message, code=error.code)
         with self.platform.engine.begin() as conn:
             if self.evaluation_id is None:
                 transitions.fail_in(conn, transitions.locked(conn, self.job_id, tenant_id=self.tenant), error, now=now)
@@ -65,8 +68,7 @@ class ReviewProgress:
                 this = (evaluations.c.id == self.evaluation_id) & (evaluations.c.state == service.RUNNING)
                 ended = {"state": service.FAILED, "error": error.to_dict(), "finished_at": now}
                 conn.execute(sa.update(evaluations).where(this).values(ended))
-            if error.fault is not Fault.USER:
-                service.open_refund_case(conn, self.tenant, self.job_id, self.evaluation_id, outcome=error.code, now=now)
+            service.open_refund_case(conn, self.tenant, self.job_id, self.evaluation_id, outcome=error.code, now=now)
 
     def _shown(self, conn: Connection) -> Job | None:
         """Return the job, locked, if this is the evaluation that follows its training."""

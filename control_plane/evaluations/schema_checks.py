@@ -12,7 +12,7 @@ from typing import Any
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import GIB, Limits, run_sandboxed
-from ft_assets.errors import FtError
+from ft_assets.errors import FtError, Unavailable
 from ft_assets.evals.scoring.scores import SCHEMA_VALID
 from ft_assets.evals.suites.answer_reader import AnswerReader
 from ft_assets.evals.suites.suite_items import HOLDOUT, Item
@@ -29,7 +29,8 @@ def with_schema_verdicts(
 ) -> Mapping[str, Any]:
     """Returns a reviewed result with the verdicts on answers to `items` that have a schema.
 
-    An invalid schema gives no verdict. If the checks exceed their limits, there are none at all, and the log says so.
+    An invalid schema gives no verdict. If the checks exceed their limits, there are none at all, and the log says so. Raises
+    ``Unavailable`` if the disk is full.
     """
     wanted = {item.id: item.schema for item in items if item.schema is not None and not item.calls}
     if not wanted:
@@ -43,6 +44,8 @@ def with_schema_verdicts(
     try:
         with scratch.directory(platform.settings.work_dir, tenant) as directory:
             verdicts = run_sandboxed(CHECKER, order, directory, limits=LIMITS, what="JSON schemas of answers")["verdicts"]
+    except Unavailable:  # the next run of the step checks them
+        raise
     except FtError as error:
         log.warning("answers were not checked against their JSON schemas: %s", error)
         return result

@@ -32,8 +32,7 @@ from control_plane.platform.pagination import Page, page
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.records import many, one, one_or_none
 from control_plane.queue import cycle
-from control_plane.queue.launches import PRIORITY
-from control_plane.queue.snapshot import has_result
+from control_plane.queue.launches import PRIORITY, order_due, order_key
 from control_plane.queue.tables import reservations
 from control_plane.serving.accepted_bases import SUCCEEDED as SUCCEEDED
 from control_plane.tenants.tables import tenants
@@ -167,20 +166,17 @@ def find(platform: Platform, evaluation_id: str, *, of: AdapterRecord | None = N
 
 
 def due(platform: Platform) -> list[DueEvaluation]:
-    """Return evaluations that need a run, oldest first: one that holds a reservation a run that ends it, one that has its result a run that
-    records the verdict."""
-    held = sa.exists().where(_reserved(evaluations.c.id))
-    answered = (evaluations.c.state == RUNNING) & has_result(evaluations.c.job_id, evaluations.c.id)
+    """Return evaluations that need a run, oldest first."""
     query = (
         sa.select(evaluations, jobs.c.tier)
         .join(jobs, jobs.c.id == evaluations.c.job_id)
-        .where(sa.or_(held, answered))
+        .where(order_due())
         .order_by(evaluations.c.created_at, evaluations.c.id)
     )
     with platform.engine.connect() as conn:
         rows = conn.execute(query).all()
     return [
-        DueEvaluation(id=r.id, tenant=r.tenant_id, job_id=r.job_id, run_key=f"{r.id}#{r.runs - 1}", priority=PRIORITY.get(r.tier, 0))
+        DueEvaluation(id=r.id, tenant=r.tenant_id, job_id=r.job_id, run_key=order_key(r.id, r.runs), priority=PRIORITY.get(r.tier, 0))
         for r in rows
     ]
 

@@ -149,6 +149,18 @@ def evaluation_due() -> sa.ColumnElement[bool]:
     return jobs.c.id.in_(sa.union_all(held, answered))
 
 
+def order_due() -> sa.ColumnElement[bool]:
+    """Whether an ordered evaluation needs a run now: one that ends it if it holds a reservation, one that records the verdict if it has its
+    result."""
+    held = sa.exists().where(reservations.c.evaluation_id == evaluations.c.id, reservations.c.released_at.is_(None))
+    return held | ((evaluations.c.state == "running") & has_result(evaluations.c.job_id, evaluations.c.id))
+
+
+def order_key(evaluation_id: str, runs: int) -> str:
+    """Return the key of the present run of an ordered evaluation, the `runs`-th that was started for it."""
+    return f"{evaluation_id}#{runs - 1}"
+
+
 DUE = {"prepare": _due_preparation, "train": _due_training, "evaluate": _due_evaluation}
 """By stage: the runs that jobs need."""
 

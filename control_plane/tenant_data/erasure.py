@@ -24,6 +24,7 @@ from control_plane.adapters import promotions
 from control_plane.adapters.tables import adapters, exports
 from control_plane.attempts.tables import agents, checkpoints, health_verdicts
 from control_plane.datasets.tables import datasets, eval_suites, files, loose_objects, upload_parts, uploads
+from control_plane.evaluations import answer_cache
 from control_plane.evaluations.tables import eval_scores, evaluations
 from control_plane.jobs import service as jobs_service
 from control_plane.jobs.sweeps import service as sweeps
@@ -167,6 +168,7 @@ class AdapterFiles:
             "checkpoints": conn.execute(final.values(retired_at=now, removed_at=now)).rowcount,
             "exports": conn.execute(sa.delete(exports).where(exports.c.adapter_id == self.id)).rowcount,
             "replica_adapters": conn.execute(sa.delete(replica_adapters).where(replica_adapters.c.adapter_id == self.id)).rowcount,
+            "eval_scores": answer_cache.forget(conn, self.tenant, job_id),
         }
 
     def _places(self, platform: Platform) -> tuple[str, str]:

@@ -50,6 +50,10 @@ ABOUT = {
     evaluations.MONITOR: "fails a monitored rule; it stays in service:",
     evaluations.MANUAL: "failed a requested evaluation; serving is unchanged:",
 }
+UNACCEPTED = (
+    "failed a requested evaluation by its job's rules on other bytes of its base model than it was trained on, and is not served on those "
+    "until it passes there:"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,12 +137,19 @@ def _end(platform: Platform, held: Evaluation, subject: Subject, evaluated: Eval
 
 def _alert(held: Evaluation, subject: Subject, evaluated: Evaluated, *, waited: bool) -> Event | None:
     watched = subject.rules.mode == "monitor"
-    why = UPDATED if waited else ABOUT[held.kind]
+    why = UPDATED if waited else UNACCEPTED if _withholds(held, subject, evaluated) else ABOUT[held.kind]
     if watched and not (waited or held.kind == evaluations.MANUAL):
         why = ABOUT[evaluations.MONITOR]
     about = f"Adapter {subject.record.name} {why}"
     data = {"adapter_id": subject.record.id, "evaluation_id": held.id, "base_digest": held.base_digest}
     return evaluated.alert(subject.rules, code="monitor_failed" if watched else "reevaluation_failed", about=about, data=data)
+
+
+def _withholds(held: Evaluation, subject: Subject, evaluated: Evaluated) -> bool:
+    """Returns whether the evaluation keeps the adapter from other bytes of its base than it was trained on: the newest verdict there by the
+    rules of its job counts, even if it was requested."""
+    other = held.base_digest != subject.record.base_digest
+    return held.kind == evaluations.MANUAL and held.eval_config is None and other and not evaluated.verdict.passed
 
 
 def _waits(record: AdapterRecord) -> bool:
@@ -147,7 +158,7 @@ def _waits(record: AdapterRecord) -> bool:
 
 
 def take_up(platform: Platform) -> list[str]:
-    """Continues after passes on updated bases whose run died before it did; returns the ids of those evaluations. A second call finds
+    """Continues after passes on updated bases whose run died before it did; returns the ids of those evaluations. A second call changes
     nothing."""
     table, seen = evaluations_table, job_events
     now = platform.clock()
@@ -173,20 +184,28 @@ def take_up(platform: Platform) -> list[str]:
 def _go_on(platform: Platform, ended: Evaluation) -> None:
     """After a pass on a base that was updated during training: promotes the adapter if its job requested that, or records the next step.
 
-    If the base was updated again meanwhile, orders the evaluation on the current bytes.
+    If the base was updated again meanwhile, orders the evaluation on the current bytes, once: its verdict stands.
     """
     record = adapters.get_adapter(platform, ended.tenant_id, ended.adapter_id)
     if not (ended.state == evaluations.SUCCEEDED and ended.kind == evaluations.BASE_UPDATE and _waits(record)):
         return
     present = platform.models.card(record.base_model).digest
     if ended.base_digest != present:
-        evaluations.request(platform, record.tenant_id, record.id, kind=evaluations.BASE_UPDATE, base_digest=present)
+        if not _was_ordered(platform, record.id, present):
+            evaluations.request(platform, record.tenant_id, record.id, kind=evaluations.BASE_UPDATE, base_digest=present)
     elif ended.outcome == PASSED and record.approval != promotions.REJECTED:
         level, message = _promoted(platform, record)
         data = {"adapter_id": record.id, "evaluation_id": ended.id, "base_digest": present}
         event = Event(code=PASSED_EVENT, level=level, message=message, data=data)
         with platform.engine.begin() as conn:
             write_event(conn, record.job_id, event, now=platform.clock())
+
+
+def _was_ordered(platform: Platform, adapter_id: str, digest: str) -> bool:
+    e = evaluations_table.c
+    this = (e.adapter_id == adapter_id) & (e.base_digest == digest) & (e.kind == evaluations.BASE_UPDATE)
+    with platform.engine.connect() as conn:
+        return bool(conn.scalar(sa.select(sa.exists().where(this))))
 
 
 def _promoted(platform: Platform, record: AdapterRecord) -> tuple[Level, str]:

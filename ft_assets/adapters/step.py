@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Adapter
+from control_plane.evaluations import answer_cache
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.reports import Evaluated, load_evaluated
 from control_plane.jobs import results
@@ -147,6 +148,8 @@ def _end_quarantined(platform: Platform, job_id: str, made: Adapter, evaluated: 
     why = "; ".join([*failed, *(f"{r.code}: {r.detail}" for r in refused)])
     message = f"The adapter did not pass its gate and is kept in quarantine ({made.id}). {why}. {evaluated.advised}"
     error = {"code": "gate_failed", "message": message, "param": None}
+    with platform.engine.begin() as conn:
+        answer_cache.forget(conn, made.tenant_id, job_id)
     _end(platform, job_id, JobState.FAILED, message, adapter_id=made.id, error=error)
 
 

@@ -60,7 +60,8 @@ def test_an_order_gets_one_run_of_its_jobs_partition(ordered: tuple[Platform, Ev
     assert isinstance(result, dg.SensorResult)
     assert result.run_requests is not None
     (request,) = result.run_requests
-    assert (request.run_key, request.partition_key) == (f"{row.id}#0", f"{row.tenant_id}:{row.job_id}")
+    assert (request.run_key, request.job_name) == (f"{row.id}#0", "reevaluate"), "the queue listener launches it by this name"
+    assert request.partition_key == f"{row.tenant_id}:{row.job_id}"
     assert request.run_config == {"ops": {"adapter_evaluation": {"config": {"evaluation_id": row.id}}}}
     create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row.id}#0"}, status=dg.DagsterRunStatus.STARTED)
     assert isinstance(tick(instance), dg.SkipReason)

@@ -15,6 +15,7 @@ from dagster._core.test_utils import create_run_for_test
 
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.tables import Evaluation
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
@@ -263,6 +264,7 @@ class Launching(DagsterLaunches):
         self.asked: list[str] = []
 
     def launch(self, request: dg.RunRequest) -> str:
+        assert request.job_name is not None, "GraphQL refuses a run without"
         self.asked.append(str(request.run_key))
         return str(uuid.uuid4())
 
@@ -298,15 +300,59 @@ def test_a_run_that_ended_is_replaced_while_its_job_is_open(
     assert launches.asked == [f"{job_id}#prepare1"]
 
 
+def ordered(platform: Platform) -> Evaluation:
+    """An evaluation of a new adapter."""
+    tenant, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+    name = f"ft:tiny-base:{tenant.id}:x:{uuid.uuid4().hex[:8]}"
+    digest = platform.models.get("tiny-base").digest
+    adapter = add_adapter(platform, tenant.id, name=name, stage="production", loaded=False, base_digest=digest)
+    return evaluations.request(platform, tenant.id, adapter)
+
+
+def test_evaluations_wait_for_a_webserver_that_is_away(fresh_platform: Platform, instance: dg.DagsterInstance) -> None:
+    orders = [ordered(fresh_platform) for _ in range(2)]
+    with fresh_platform.engine.begin() as conn:
+        for each in orders:
+            held = {"attempt": 1, "pool": "local", "num_gpus": 1, "granted_at": fresh_platform.clock(), "kind": "evaluate"}
+            conn.execute(sa.insert(reservations).values(job_id=each.job_id, evaluation_id=each.id, **held))
+    asked: list[str] = []
+
+    class Refusing(DagsterLaunches):
+        def launch(self, request: dg.RunRequest) -> str:
+            asked.append(str(request.run_key))
+            return super().launch(request)
+
+    launches = Refusing("http://127.0.0.1:9", token="t")
+    listener = QueueListener(fresh_platform, instance, launches)
+    pauses = []
+    for _ in range(3):
+        assert listener.look() == []
+        pauses.append(listener.pause_s)
+    launches.close()
+    assert (len(asked), pauses) == (3, [2.0, 4.0, 8.0]), "one launch in each look"
+
+
+def test_notifications_do_not_put_off_the_look_for_dead_runs(
+    fresh_platform: Platform, instance: dg.DagsterInstance, submit: Callable[[], tuple[str, str]]
+) -> None:
+    launches = Launching()
+    listener = QueueListener(fresh_platform, instance, launches, open_look_s=1.5)
+    listener.look()
+    _, job_id = submit()
+    create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": f"{job_id}#prepare0"}, status=dg.DagsterRunStatus.FAILURE)
+
+    def replaced() -> bool:
+        listener.look()
+        return launches.asked == [f"{job_id}#prepare1"]
+
+    until(replaced, 20)
+
+
 def test_an_ordered_evaluation_is_heard_and_requested_once(
     fresh_platform: Platform, instance: dg.DagsterInstance, heard: list[float]
 ) -> None:
-    tenant, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
-    name = f"ft:tiny-base:{tenant.id}:x:{uuid.uuid4().hex[:8]}"
-    digest = fresh_platform.models.get("tiny-base").digest
-    adapter = add_adapter(fresh_platform, tenant.id, name=name, stage="production", loaded=False, base_digest=digest)
     before = len(heard)
-    order = evaluations.request(fresh_platform, tenant.id, adapter)
+    order = ordered(fresh_platform)
     until(lambda: len(heard) > before)
     launches = Launching()
     listener = QueueListener(fresh_platform, instance, launches)

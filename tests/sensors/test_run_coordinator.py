@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import dagster as dg
 import pytest
 import sqlalchemy as sa
+from dagster._check import CheckError
 from dagster._core.run_coordinator import SubmitRunContext
 from dagster._core.test_utils import create_run_for_test
 
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.datasets.uploads import uploaded_files
+from control_plane.evaluations import service as evaluations
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
@@ -23,9 +27,12 @@ from control_plane.queue.launches import due_runs, replace_run
 from control_plane.queue.scheduler import Start
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
+from resources.launcher.local_processes import LocalLauncher
+from sensors.evaluation_requests import due_requests
 from sensors.run_coordinator import AdmissionRunCoordinator
 from sensors.run_requests import missing
 from tests.support.jobs import launched_runs
+from tests.support.jobs.registered_adapter import add_adapter
 
 
 @pytest.fixture
@@ -183,3 +190,39 @@ def test_a_run_that_was_turned_away_does_not_stand_for_the_one_that_serves(
     assert refused.status is dg.DagsterRunStatus.CANCELED
     assert refused.tags["dagster/ft_refused_run_key"] == due.run_key
     assert [run.run_id for run in instance.get_runs(dg.RunsFilter(tags={"dagster/ft_run_key": due.run_key}))] == [first.run_id]
+
+
+def submitted(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> dg.DagsterRun:
+    """What Dagster's queue has made of a run of an ordered evaluation."""
+    coordinator = AdmissionRunCoordinator()
+    coordinator.register_instance(instance)
+    run = create_run_for_test(instance, job_name="reevaluate", tags=dict(tags))
+    with suppress(CheckError):  # the test's run has no code location
+        coordinator.submit_run(SubmitRunContext(run, workspace=None))  # type: ignore[arg-type]
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    return found
+
+
+def test_an_ordered_evaluation_has_one_run_and_another_one_after_it_died(
+    job: tuple[Platform, str, str], instance: dg.DagsterInstance
+) -> None:
+    platform, tenant, _ = job
+    digest = platform.models.get("tiny-base").digest
+    adapter = add_adapter(platform, tenant, name=f"ft:tiny-base:{tenant}:x:1", stage="production", loaded=False, base_digest=digest)
+    order = evaluations.request(platform, tenant, adapter)
+    run_cycle(platform)
+    launcher = LocalLauncher(platform.settings.work_dir / "launcher")
+    (request,) = due_requests(platform, instance, launcher)
+    tags = {**request.tags, "dagster/partition": str(request.partition_key)}
+    first, second = submitted(instance, tags), submitted(instance, tags)
+    assert first.tags["dagster/ft_run_key"] == f"{order.id}#0"
+    assert (second.status, second.tags["dagster/ft_refused_run_key"]) == (dg.DagsterRunStatus.CANCELED, f"{order.id}#0")
+    again = submitted(instance, {**tags, "dagster/parent_run_id": first.run_id})
+    assert (again.status, again.tags["dagster/ft_run_key"]) != (dg.DagsterRunStatus.CANCELED, f"{order.id}#0"), "by hand in Dagster's UI"
+    assert due_requests(platform, instance, launcher) == []
+    instance.report_run_failed(first)
+    time.sleep(2.1)  # a run that ended just now may still have written something
+    assert due_requests(platform, instance, launcher) == []
+    assert [request.run_key for request in due_requests(platform, instance, launcher)] == [f"{order.id}#1"]
+    assert "needs no run" in (refusal(instance, "reevaluate", str(request.partition_key), run_key=f"{order.id}#0") or "")

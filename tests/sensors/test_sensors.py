@@ -19,6 +19,7 @@ from dagster._core.test_utils import create_run_for_test, instance_for_test
 from agent.messages import Exit
 from control_plane.attempts import evaluation_endings
 from control_plane.attempts import service as attempts
+from control_plane.billing import refunds
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
@@ -35,7 +36,7 @@ from sensors import recovery
 from sensors.admission import admission
 from sensors.recovery import HUNG, MAX_REPLACEMENTS, SETTLED, UNQUEUED, failures, why_gone
 from sensors.scheduling_cycle import scheduling as scheduling_sensor
-from tests.support.jobs.claimed_job import held_by
+from tests.support.jobs.claimed_job import ending, held_by
 
 
 @pytest.fixture
@@ -125,6 +126,27 @@ def test_attempts_that_a_node_took_back_are_no_runs_of_their_evaluation_that_die
         assert due.run_key in str(tick(failures, instance))
     job = jobs.get(platform, tenant, job_id).job
     assert (job.state, job.error["message"].partition(":")[0]) == ("failed", f"evaluate failed {MAX_REPLACEMENTS} times")
+
+
+def test_an_operator_decides_on_the_bill_of_an_evaluation_that_is_given_up_with_its_result(
+    submitted: tuple[Platform, str, str], instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "FIRST_PAUSE", timedelta(0))
+    platform, tenant, job_id = submitted
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(state="evaluating"))
+    held = held_by(platform, tenant, job_id)
+    attempts.mark_started(platform, held, started_at=1000.0)
+    attempts.finish(platform, held, ending())
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(evaluate_runs=MAX_REPLACEMENTS - 1))
+    (due,) = launches.due_runs(platform, ("evaluate",))
+    create_run_for_test(instance, job_name="evaluate", tags={"dagster/ft_run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
+    time.sleep(SETTLED.total_seconds() + 0.1)
+    assert due.run_key in str(tick(failures, instance))
+    assert jobs.get(platform, tenant, job_id).job.state == "failed"
+    (case,) = refunds.list_cases(platform, tenant=tenant).items
+    assert (case.job_id, case.attempt, case.outcome) == (job_id, held.attempt, "evaluation_lost")
 
 
 def test_a_run_that_ended_just_now_may_still_move_its_job(submitted: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:

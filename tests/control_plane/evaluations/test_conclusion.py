@@ -24,7 +24,7 @@ from control_plane.evaluations import answer_cache, reports
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.evaluation_workload import StoredWeights
 from control_plane.evaluations.reports import Evaluated
-from control_plane.evaluations.tables import Evaluation
+from control_plane.evaluations.tables import Evaluation, eval_scores
 from control_plane.jobs import service as jobs
 from control_plane.jobs import transitions
 from control_plane.jobs.submission import JobRequest
@@ -158,8 +158,14 @@ def published(platform: Platform, subject: str) -> list[str]:
 
 def test_a_failed_adapter_is_quarantined_with_reasons_and_advice(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job(FAILED)
+    with operated.engine.begin() as conn:
+        final = conn.execute(sa.select(checkpoints.c.manifest_sha256).where(checkpoints.c.job_id == job_id, checkpoints.c.final)).scalar()
+        answers = {"suite_digest": "s", "suite": "golden", "scores": {}, "tenant_id": tenant.id, "created_at": operated.clock()}
+        conn.execute(sa.insert(eval_scores).values(subject_digest=f"base+{final}@cpu", **answers))
     made = adapter_step.conclude(operated, tenant.id, job_id)
     assert made.stage == "quarantined"
+    with operated.engine.connect() as conn:
+        assert conn.execute(sa.select(eval_scores).where(eval_scores.c.tenant_id == tenant.id)).all() == [], "it is compared with none"
     ended = job(operated, job_id)
     assert (ended["state"], ended["error"]["code"]) == ("failed", "gate_failed")
     assert "task_not_better: 0.1, needed 0.5" in ended["error"]["message"]
@@ -208,7 +214,8 @@ def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_oth
 def test_an_adapter_is_compared_with_the_one_promoted_before_it_and_never_with_a_newer_one(
     operated: Platform, tenant: Tenant, evaluated_job: Evaluate
 ) -> None:
-    made = [adapter_step.conclude(operated, tenant.id, evaluated_job(seed=seed)) for seed in (1, 2)]
+    suffixes = ("Support.Bot", "support-bot")  # one name in requests
+    made = [adapter_step.conclude(operated, tenant.id, evaluated_job(seed=seed, suffix=suffix)) for seed, suffix in enumerate(suffixes)]
     with operated.engine.connect() as conn:
         rows = [transitions.job_row(conn, tenant.id, a.job_id) for a in made]
     found = [answer_cache.previous(operated, tenant.id, row, "d" * 64) for row in rows]
@@ -354,6 +361,10 @@ def test_a_base_that_is_updated_once_more_is_judged_on_too(
     judged(operated, ordered.id)
     newest = evaluations.list_evaluations(operated, tenant.id, made.id).items[0]
     assert (newest.kind, newest.base_digest, newest.state) == ("base_update", done.digest, "queued")
+    with operated.engine.begin() as conn:
+        assert evaluations.finish(conn, begin(operated, newest.id), state="failed", finished_at=operated.clock())
+    reevaluation_step.take_up(replace(operated, clock=lambda: utc_now() + 2 * reevaluation_step.SETTLED))
+    assert evaluations.list_evaluations(operated, tenant.id, made.id).items[0].id == newest.id, "it is not ordered again"
 
 
 def test_an_update_between_the_checks_and_the_promotion_is_seen(

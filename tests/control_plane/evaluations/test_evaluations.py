@@ -343,3 +343,22 @@ def test_what_a_tenant_is_told_depends_on_whether_the_base_was_switched_already(
     told = reevaluation_step._alert(held, subject, evaluated(FAILED), waited=reevaluation_step._waits(record))
     assert told is not None
     assert said in told.message
+
+
+@pytest.mark.parametrize(
+    ("on", "rules", "said"),
+    [
+        ("e" * 64, None, "not served on those until it passes there"),
+        ("e" * 64, {"max_items": 8}, "serving is unchanged"),
+        (None, None, "serving is unchanged"),
+    ],
+)
+def test_a_failed_request_says_whether_it_keeps_the_adapter_from_a_base(
+    platform: Platform, tenant: Tenant, digest: str, on: str | None, rules: dict[str, Any] | None, said: str
+) -> None:
+    record = adapters.get_adapter(platform, tenant.id, new_adapter(platform, tenant, base_digest=on or digest))
+    held = evaluations.request(platform, tenant.id, record.id, rules=rules)
+    job: Any = None
+    subject = reevaluation_step.Subject(record=record, job=job, base_dir=platform.settings.work_dir, rules=EvalConfig())
+    told = reevaluation_step._alert(held, subject, evaluated(FAILED), waited=False)
+    assert told is not None and said in told.message

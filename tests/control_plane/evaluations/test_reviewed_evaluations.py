@@ -27,7 +27,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
-from ft_assets.errors import Conflict, Unavailable
+from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 from ft_assets.evals import step
 from ft_assets.evals.suites import safety
 from ft_assets.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
@@ -268,6 +268,20 @@ def test_a_guard_that_stays_away_ends_the_job_with_its_error(job: Evaluated, gua
     assert [(case.job_id, case.attempt, case.outcome) for case in cases] == [(job.id, 1, "classifier_unavailable")], (
         "its GPU time was billed"
     )
+
+
+@pytest.mark.slow
+def test_a_classifier_that_cannot_be_loaded_is_the_platforms_fault(job: Evaluated) -> None:
+    job.tell(GO)
+    assert job.following.reserve(job.tenant, job.id) is not None
+    broken = replace(job.platform, settings=replace(job.platform.settings, safety_classifier="no_such_module:x"))
+    with pytest.raises(InvalidRequest):
+        step.evaluate(broken, job.following.launcher, job.tenant, job.id)
+    failed = sa.select(job_events.c.data["fault"].astext).where(job_events.c.job_id == job.id, job_events.c.data.has_key("fault"))
+    with job.platform.engine.connect() as conn:
+        assert conn.execute(failed).scalars().all() == ["platform"]
+    assert job.following.error(job.id)["code"] == "invalid_classifier"
+    assert [case.outcome for case in refunds.list_cases(job.platform, tenant=job.tenant).items] == ["invalid_classifier"]
 
 
 @pytest.mark.slow

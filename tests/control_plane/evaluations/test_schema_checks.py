@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from control_plane.evaluations.schema_checks import with_schema_verdicts
 from control_plane.platform.context import Platform
 from ft_assets.datasets import shapes
 from ft_assets.datasets import step as dataset_step
+from ft_assets.errors import Unavailable
 from ft_assets.evals.scoring.scores import SCHEMA_VALID
 from ft_assets.evals.suites import suite_items
 from ft_assets.evals.suites.answer_reader import STRIP
 from ft_assets.evals.suites.suite_items import Item
 from tests.support.jobs.evaluation_results import built, result, section, subject
+from tests.support.processes.small_disk import small_disk
 
 ORDER = {
     "type": "object",
@@ -72,3 +75,11 @@ def test_checks_that_exceed_their_limits_give_no_score(platform: Platform, monke
     made = verdicts(platform, items, ["{}"], ["{}"])
     assert SCHEMA_VALID not in made
     assert built(made, items).score("holdout", "schema_valid") is None
+
+
+def test_a_full_disk_leaves_no_answer_unchecked(platform: Platform, tmp_path: Path) -> None:
+    on_disk = replace(platform, settings=replace(platform.settings, home=tmp_path))
+    with small_disk(on_disk.settings.work_dir, "1m") as disk:
+        disk.fill()
+        with pytest.raises(Unavailable, match="disk space"):
+            verdicts(on_disk, items_of(named(ORDER)), ["{}"], ["{}"])

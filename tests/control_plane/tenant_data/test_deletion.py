@@ -51,6 +51,10 @@ def test_a_deprecated_adapter_keeps_its_files_for_thirty_days_and_not_longer(wor
     assert world.keys(prefix)
     before = {key: world.store.get_bytes(key) for key in world.keys(prefix)}
     world.store.put_bytes(f"{prefix}/evaluations/ev-1/report.json", b"{}")
+    with world.platform.engine.begin() as conn:
+        for manifest in (world.row(id_).manifest_sha256, "another"):
+            answers = {"suite_digest": "s", "suite": "golden", "scores": {}, "tenant_id": tenant, "created_at": world.clock.now}
+            conn.execute(sa.insert(eval_scores).values(subject_digest=f"base+{manifest}@cpu", **answers))
     world.clock.now += timedelta(minutes=2)
     (asked,) = deletion_requests.archive_due(world.platform)
     assert deletion.carry_out_all(world.platform) == [asked]
@@ -63,12 +67,18 @@ def test_a_deprecated_adapter_keeps_its_files_for_thirty_days_and_not_longer(wor
         assert listed[key] == (len(body), hashlib.sha256(body).hexdigest())
     with world.platform.engine.connect() as conn:
         final = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == record.job_id, checkpoints.c.final)).one()
+        cached = conn.execute(sa.select(eval_scores.c.subject_digest).where(eval_scores.c.tenant_id == tenant)).scalars().all()
+    assert cached == ["base+another@cpu"], "nothing is compared with its answers any more"
     assert final.removed_at is not None, "the same weights, under another key"
     assert any(o["key"].startswith(final.object_prefix) for o in proven.proof["objects"])
     assert not (world.platform.settings.work_dir / "adapters" / id_).exists()
     assert [d["files"] for d in proven.proof["directories"]] == [1, 1]
     traced = lineage.of_adapter(world.platform, tenant, id_, verify=True)
     assert traced["holds"] and traced["adapters"][0]["deletion"]["id"] == asked
+    everything = world.delete_data(tenant)
+    assert world.carried_out(everything)
+    traced = lineage.of_adapter(world.platform, tenant, id_, verify=True)
+    assert traced["holds"] and traced["adapters"][0]["deletion"]["id"] == everything, "which covers the dataset too"
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["a server has it", "a server that had it does not answer"])
