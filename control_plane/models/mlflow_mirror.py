@@ -60,7 +60,7 @@ def _digest(platform: Platform) -> str:
     table = adapters.c
     changing = sa.func.concat_ws("/", table.id, table.stage, table.approval, table.eval_passed, table.promoted_at)
     with platform.engine.connect() as conn:
-        query = sa.select(sa.func.md5(sa.func.string_agg(changing, aggregate_order_by(",", table.id)))).where(~_erased)
+        query = sa.select(sa.func.md5(sa.func.string_agg(changing, aggregate_order_by(sa.literal(","), table.id)))).where(~_erased)
         return str(conn.scalar(query) or "")
 
 
