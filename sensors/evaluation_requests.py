@@ -12,6 +12,7 @@ from control_plane.queue import launches
 from ft_assets.errors import Unavailable
 from ft_assets.partitions import partition_key
 from resources.dagster.run_tags import ASKED_BY_TAG, EVALUATION_TAG, JOB_TAG, RUN_KEY_TAG, SENSOR_TAG, TENANT_TAG
+from sensors.recovery import UNQUEUED
 from sensors.run_coordinator import ORDERED_JOB
 from sensors.run_requests import MAX_REQUESTS_PER_TICK
 
@@ -32,13 +33,17 @@ def due_requests(platform: Platform, instance: dg.DagsterInstance, launcher: Lau
 def _has_run(instance: dg.DagsterInstance, platform: Platform, launcher: Launcher, due: service.DueEvaluation) -> bool:
     """Whether a run already serves the order; one that ended before the order did is given up, and the next tick requests another."""
     records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: due.run_key}), limit=1)
-    if records and records[0].dagster_run.is_finished and platform.clock() - records[0].update_timestamp > SETTLED:
-        run = records[0].dagster_run
+    if not records:
+        return False
+    run, silent = records[0].dagster_run, platform.clock() - records[0].update_timestamp
+    if run.status is dg.DagsterRunStatus.NOT_STARTED and silent > UNQUEUED:
+        instance.report_run_failed(run, message="it never entered the queue; the evaluation gets another run")
+    elif run.is_finished and silent > SETTLED:
         try:
             service.replace_run(platform, launcher, due, f"run {run.run_id} ended {run.status.value}")
         except Unavailable as error:  # the next tick tries again
             log.warning("the workload of %s cannot be stopped now: %s", due.id, error.message)
-    return bool(records)
+    return True
 
 
 def _run_request(due: service.DueEvaluation, by: str) -> dg.RunRequest:

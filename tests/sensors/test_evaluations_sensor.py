@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 
 import dagster as dg
 import pytest
@@ -20,6 +21,7 @@ from ft_assets.adapters.assets import adapter_evaluation
 from ft_assets.platform_resource import PlatformResource
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
+from sensors import evaluation_requests
 from sensors.evaluation_requests import due_requests
 from sensors.evaluation_runs import evaluations
 from tests.support.jobs.registered_adapter import add_adapter
@@ -71,6 +73,22 @@ def test_a_run_that_ended_before_its_evaluation_is_replaced(ordered: tuple[Platf
     _, row = ordered
     create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row.id}#0"}, status=dg.DagsterRunStatus.FAILURE)
     assert isinstance(tick(instance), dg.SkipReason), "a run that ended just now may still have written something"
+    time.sleep(2.1)
+    tick(instance)
+    result = tick(instance)
+    assert isinstance(result, dg.SensorResult)
+    assert [r.run_key for r in result.run_requests or ()] == [f"{row.id}#1"]
+
+
+def test_a_run_that_never_entered_the_queue_is_replaced(
+    ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, row = ordered
+    lost = create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row.id}#0"})
+    assert isinstance(tick(instance), dg.SkipReason)
+    assert instance.get_run_by_id(lost.run_id).status is dg.DagsterRunStatus.NOT_STARTED  # type: ignore[union-attr]
+    monkeypatch.setattr(evaluation_requests, "UNQUEUED", timedelta(0))
+    tick(instance)
     time.sleep(2.1)
     tick(instance)
     result = tick(instance)
