@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     page = report.as_markdown(result)
     print(page)
     if given.out:
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        given.out.write_text(report.as_json(result))
         given.out.with_suffix(".md").write_text(page)
     if not result["breaches"]:
         shutil.rmtree(given.home)

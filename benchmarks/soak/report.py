@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -108,3 +109,12 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _counts(outcomes: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {name}" for name, n in sorted(outcomes.items()))
+
+
+def as_json(result: Mapping[str, Any]) -> str:
+    """The result with a line for each entry of its lists."""
+    parts = []
+    for name, value in result.items():
+        listed = ",\n".join(f"  {json.dumps(entry)}" for entry in value) if isinstance(value, list) else ""
+        parts.append(f" {json.dumps(name)}: " + (f"[\n{listed}\n ]" if listed else json.dumps(value)))
+    return "{\n" + ",\n".join(parts) + "\n}\n"
