@@ -252,7 +252,11 @@ class Evaluation:
                     found.append(list(self.subject.encoder.prompt(request).ids))
                 elif isinstance(request, Loss):
                     found.append(list(request.input_ids))
-        return [ids[-PROOF_TOKENS:] for ids in found] or [self.subject.encoder.render([{"role": "user", "content": PROOF_PROMPT}])]
+        if found:
+            return [ids[-PROOF_TOKENS:] for ids in found]
+        encoder = self.subject.encoder
+        chat = self.run.has_chat_template
+        return [encoder.render([{"role": "user", "content": PROOF_PROMPT}]) if chat else encoder.encode(PROOF_PROMPT)]
 
 
 def _unapplied(num_prompts: int) -> InvalidRequest:
