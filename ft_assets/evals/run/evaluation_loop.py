@@ -76,7 +76,7 @@ class Evaluation:
         gpus = self._gpus()
         self.generated = generated_answers.generate(run, self.suites, self.subjects, heart, journal, gpus=gpus, index=index)
         heart.phase("loading", subject="base")
-        self.subject: Subject = Subject(run.base_model_dir, batch_size=run.batch_size, gpus=gpus)
+        self.subject: Subject = Subject(run.base_model_dir, batch_size=run.batch_size, gpus=gpus, on_step=heart.step)
         self.milestones.passed("planned", subjects=self.subjects, suites={suite.id: suite.num_items for suite in self.suites})
 
     def _gpus(self) -> Sequence[Any] | None:
