@@ -40,7 +40,7 @@ class EvaluationSupervisor(WorkloadSupervisor):
     """Runs one evaluation to its end."""
 
     stall_s = 600.0
-    """Limit without a new answer: a batch of 32 answers of 256 tokens takes a large model a minute or two."""
+    """Limit without a new answer or another step of generation, which takes a large model a fraction of a second."""
     failed = "evaluation_failed"
     """Error code of a process that ended without a result."""
     total_s = 6 * 3600.0
@@ -150,7 +150,7 @@ class EvaluationSupervisor(WorkloadSupervisor):
     def _look(self) -> None:
         """Notice progress, and report what was passed since the last time."""
         beat = read_heartbeat(self.out_dir)
-        places = ("phase", "subject", "suite", "done")
+        places = ("phase", "subject", "suite", "done", "steps")
         if beat.get("phase") != "answering" or any(beat.get(key) != self._place.get(key) for key in places):
             self._moved = time.monotonic()
         self._place = beat

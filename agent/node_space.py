@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ LOCK = ".lock"
 LOCK_WAIT_S = 30.0
 """How long an attempt waits for an earlier one of its job to end here."""
 SHORT_WAIT_S = 0.1
+ABANDONED_S = 3600.0
+"""Time since its last write after which an unfinished download belongs to no process: a transfer that stands still is broken off sooner."""
 
 
 class NodeFull(FtError):
@@ -57,8 +61,8 @@ def free(node_dir: Path, job: str, *, trains: bool = False) -> int:
     """Delete what is not needed now; returns the bytes.
 
     Of `job`, all checkpoints but the two newest and the best one that an early stop returns to, unless it `trains`: then its process and
-    the uploads are at work on them. Of jobs that no agent holds, all but the
-    newest, and that too if the job has finished its training; their links to inputs; and then inputs to which no job links.
+    the uploads are at work on them. Of jobs that no agent holds, all but the newest, which the job needs until its finished model is
+    stored; their links to inputs; and then inputs to which no job links, except downloads in progress.
     """
     freed = 0
     for job_dir in sorted((node_dir / "jobs").iterdir()):
@@ -69,21 +73,31 @@ def free(node_dir: Path, job: str, *, trains: bool = False) -> int:
             freed += _discard([*_dispensable(directory), *directory.glob(".tmp-*"), job_dir / "uploads"])
             continue
         with contextlib.suppress(Unavailable), locked(job_dir, wait_s=SHORT_WAIT_S):
-            rest = [directory] if (job_dir / "final").is_dir() else [*committed(directory)[:-1], *directory.glob(".tmp-*")]
-            freed += _discard([*rest, *job_dir.glob("inputs-a*")])
-    unused = [path for path in (node_dir / "inputs").glob("*/*") if path.is_file() and path.stat().st_nlink == 1]
-    freed += sum(path.stat().st_size for path in unused)
-    for path in unused:
-        path.unlink(missing_ok=True)
+            freed += _discard([*committed(directory)[:-1], *directory.glob(".tmp-*"), *job_dir.glob("inputs-a*")])
+    for path, found in _files((node_dir / "inputs").glob("*/*")):
+        if found.st_nlink == 1 and not (path.name.startswith(".") and time.time() - found.st_mtime < ABANDONED_S):
+            path.unlink(missing_ok=True)
+            freed += found.st_size
     return freed
 
 
 def _discard(directories: Iterable[Path]) -> int:
     freed = 0
     for path in directories:
-        freed += sum(f.stat().st_size for f in path.rglob("*") if f.is_file() and f.stat().st_nlink == 1)
+        freed += sum(found.st_size for _, found in _files(path.rglob("*")) if found.st_nlink == 1)
         discard(path)
     return freed
+
+
+def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yields the files among `paths` with their status; those that another agent deletes meanwhile are left out."""
+    for path in paths:
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(found.st_mode):
+            yield path, found
 
 
 def _dispensable(checkpoints_dir: Path) -> list[Path]:

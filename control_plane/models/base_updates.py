@@ -13,7 +13,6 @@ continues. The switch locks the adapters' rows, so that no promotion slips in be
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,6 +28,7 @@ from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as evaluations_table
 from control_plane.jobs.tables import jobs
 from control_plane.models import catalogue
+from control_plane.models.model_fetch import remove_fetched
 from control_plane.models.operator_catalogue import Entry, catalogue_file, edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
@@ -158,7 +158,7 @@ def abandon(platform: Platform, model_id: str) -> Path | None:
         entries[model_id] = kept | {"history": _logged(platform, entry, "abandoned", dropped["digest"])}
         orphan = catalogue.unnamed(platform.settings.models_dir, dropped, entries)
     if orphan is not None:
-        shutil.rmtree(orphan, ignore_errors=True)
+        remove_fetched(orphan)
     return orphan
 
 
@@ -182,7 +182,7 @@ def prune(platform: Platform, model_id: str) -> list[str]:
             entries[model_id] = {**entry, "previous": kept, "history": _logged(platform, entry, "pruned", *gone)}
             orphans = [catalogue.unnamed(platform.settings.models_dir, v, entries) for v in doomed]
     for orphan in filter(None, orphans):
-        shutil.rmtree(orphan, ignore_errors=True)
+        remove_fetched(orphan)
     return gone
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import sqlalchemy as sa
 
 from control_plane.adapters.tables import adapters
 from control_plane.jobs.tables import jobs
-from control_plane.models.model_fetch import fetch_model
+from control_plane.models.model_fetch import fetch_model, remove_fetched
 from control_plane.models.operator_catalogue import Entry, catalogue_file, edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
@@ -96,7 +95,7 @@ def remove(platform: Platform, model_id: str) -> Path | None:
         versions = [entry, *([entry["next"]] if entry.get("next") else []), *entry.get("previous", ())]
         orphans = {unnamed(settings.models_dir, version, entries) for version in versions} - {None}
     for orphan in filter(None, orphans):
-        shutil.rmtree(orphan, ignore_errors=True)
+        remove_fetched(orphan)
     own = _fetched(settings.models_dir, entry.get("path"))
     return own if own in orphans else None
 

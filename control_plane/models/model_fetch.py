@@ -31,6 +31,8 @@ WANTED = (
     "tokenizer.model", "vocab.json", "merges.txt", "LICENSE", "LICENSE.txt", "LICENSE.md",
 )  # fmt: skip
 INDEX = "model.safetensors.index.json"
+COMPLETE = ".fetched.json"
+"""Written when all files of a directory have arrived."""
 LICENSE = re.compile(r"^license:[ \t]*['\"]?([\w.+-]+)", re.M)
 LOOK_S = 60.0
 """Time limit for the Hub to list a repository."""
@@ -64,9 +66,10 @@ def fetch_model(
     target = models_dir / f"{repo.replace('/', '--')}@{revision[:12]}"
     models_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(models_dir / f".{target.name}.lock"):
-        done = target / ".fetched.json"
+        done = target / COMPLETE
         if done.is_file():
             return Fetched(directory=target, license=json.loads(done.read_text())["license"], num_bytes=0)
+        shutil.rmtree(target, ignore_errors=True)  # left by a removal that was interrupted
         partial = models_dir / f".{target.name}.partial"
         partial.mkdir(exist_ok=True)
         listing = _listing(repo, revision, endpoint, token, partial)
@@ -78,9 +81,15 @@ def fetch_model(
         (partial / "README.md").unlink(missing_ok=True)
         shutil.rmtree(partial / ".cache", ignore_errors=True)
         record = {"repo": repo, "revision": revision, "license": found[1] if found else None}
-        (partial / ".fetched.json").write_text(json.dumps(record))
+        (partial / COMPLETE).write_text(json.dumps(record))
         partial.rename(target)
     return Fetched(directory=target, license=record["license"], num_bytes=num_bytes)
+
+
+def remove_fetched(directory: Path) -> None:
+    """Delete a fetched directory; what an interrupted call leaves is not taken for a complete one."""
+    (directory / COMPLETE).unlink(missing_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _check_request(repo: str, revision: str, endpoint: str) -> None:

@@ -114,9 +114,9 @@ class HttpFleet:
             _check(self._client(url), answer, f"unload {name}")
 
     def probe(self, url: str, name: str) -> float:
-        body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0}
+        body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0}  # a text: the base may have no chat template
         started = time.monotonic()
-        _check(self._client(url), _send(self._client(url), "POST", "/v1/chat/completions", body), f"probe {name}")
+        _check(self._client(url), _send(self._client(url), "POST", "/v1/completions", body), f"probe {name}")
         return time.monotonic() - started
 
     def loads_adapters(self, url: str) -> bool:

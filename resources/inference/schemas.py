@@ -26,7 +26,8 @@ class Decoding(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**64 - 1)
+    """The bounds are those of PyTorch's generators."""
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,33 @@ def test_what_a_running_training_writes_and_uploads_is_left_alone(node: Path) ->
     assert files_of(node, "mine") == [".tmp-a1-step-00000004", "1-step-00000002"]
     assert files_of(node, "other") == ["1-step-00000002"]
     assert not list((node / "inputs").glob("*/*"))
+
+
+def test_a_download_in_progress_is_left_alone_until_it_is_abandoned(node: Path) -> None:
+    partial = node / "inputs" / "acme" / ".weights.0123"
+    partial.write_bytes(b"0" * 500)
+    assert node_space.free(node, "mine", trains=True) == 2000
+    assert partial.exists()
+    os.utime(partial, (0, time.time() - node_space.ABANDONED_S - 1))
+    assert node_space.free(node, "mine", trains=True) == 500
+
+
+def test_agents_that_free_a_disk_at_the_same_time_do_not_fail(node: Path) -> None:
+    for n in range(200):
+        (node / "inputs" / "acme" / f"unused-{n}").write_bytes(b"0" * 1000)
+    with ThreadPoolExecutor(8) as pool:
+        freed = list(pool.map(lambda _: node_space.free(node, "mine", trains=True), range(8)))
+    assert sum(freed) >= 202_000
+    assert not list((node / "inputs").glob("*/*"))
+
+
+def test_the_newest_checkpoint_of_a_trained_job_stays(node: Path) -> None:
+    checkpoints = node / "jobs" / "other" / "checkpoints"
+    for step in ("step-00000002", "step-00000004"):
+        (checkpoints / step).mkdir()
+    (node / "jobs" / "other" / "final").mkdir()
+    node_space.free(node, "mine", trains=True)
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000004"]
 
 
 def test_before_and_after_it_runs_it_is_freed(node: Path) -> None:

@@ -36,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
     """Makes the export that the run file describes; see the module for exit codes."""
     run = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     out_dir = Path(run["out_dir"])
+    (out_dir / RESULT_NAME).unlink(missing_ok=True)  # of an earlier process: this one leaves its own
     scratch = out_dir / "work"
     shutil.rmtree(scratch, ignore_errors=True)  # of an earlier process
     scratch.mkdir(parents=True)

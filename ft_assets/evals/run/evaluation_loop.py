@@ -76,7 +76,7 @@ class Evaluation:
         gpus = self._gpus()
         self.generated = generated_answers.generate(run, self.suites, self.subjects, heart, journal, gpus=gpus, index=index)
         heart.phase("loading", subject="base")
-        self.subject: Subject = Subject(run.base_model_dir, batch_size=run.batch_size, gpus=gpus)
+        self.subject: Subject = Subject(run.base_model_dir, batch_size=run.batch_size, gpus=gpus, on_step=heart.step)
         self.milestones.passed("planned", subjects=self.subjects, suites={suite.id: suite.num_items for suite in self.suites})
 
     def _gpus(self) -> Sequence[Any] | None:
@@ -252,7 +252,11 @@ class Evaluation:
                     found.append(list(self.subject.encoder.prompt(request).ids))
                 elif isinstance(request, Loss):
                     found.append(list(request.input_ids))
-        return [ids[-PROOF_TOKENS:] for ids in found] or [self.subject.encoder.render([{"role": "user", "content": PROOF_PROMPT}])]
+        if found:
+            return [ids[-PROOF_TOKENS:] for ids in found]
+        encoder = self.subject.encoder
+        chat = self.run.has_chat_template
+        return [encoder.render([{"role": "user", "content": PROOF_PROMPT}]) if chat else encoder.encode(PROOF_PROMPT)]
 
 
 def _unapplied(num_prompts: int) -> InvalidRequest:

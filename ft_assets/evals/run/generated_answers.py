@@ -103,10 +103,14 @@ def _answer(
                     chunks.append(Chunk(subject=name, suite=suite.digest, stops=stops, budget=budget, prompts=prompts))
     if not chunks:
         return
-    heart.phase("answering", subject=chunks[0].subject)
+
+    def loading(subject: str) -> None:
+        heart.phase("loading", subject=subject)
+
     places = {"adapter": run.adapter_dir, "previous": run.previous_adapter_dir}
     directories = {name: place for name, place in places.items() if name in subjects and place is not None}
-    for chunk, tokens, seconds in engine.answer(chunks, directories, run.base_model_dir, context=encoder.context, ends=ends):
+    answered = engine.answer(chunks, directories, run.base_model_dir, context=encoder.context, ends=ends, loading=loading)
+    for chunk, tokens, seconds in answered:
         heart.phase("answering", subject=chunk.subject)
         answers = {id_: text_of(ids, tokenizer, ends=ends, stops=chunk.stops) for id_, ids in tokens.items()}
         journal.append(run_file.known_key(run.digest_of(chunk.subject), engine.environment), chunk.suite, answers, seconds=seconds)

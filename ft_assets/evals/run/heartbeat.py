@@ -26,16 +26,18 @@ class Beat:
     """Answered requests, of all subjects together."""
     total: int | None = None
     """Requests to be answered; None: not known yet."""
+    steps: int = 0
+    """Steps of generation so far: a batch of long answers takes many minutes, and only this moves meanwhile."""
 
 
 class Heart:
     """Writes ``heartbeat.json`` from its own thread during the work."""
 
     def __init__(self, out_dir: Path, *, beside: Sequence[Path] = ()) -> None:
-        """`beside`: directories of other replicas, whose answers are counted too."""
+        """`beside`: directories of other replicas, whose answers and steps are counted too."""
         self._path, self._beside = out_dir / HEARTBEAT_NAME, beside
         self._beat = Beat()
-        self._began, self._generated = time.monotonic(), 0
+        self._began, self._generated, self._steps = time.monotonic(), 0, 0
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._beat_on, daemon=True)
 
@@ -54,6 +56,10 @@ class Heart:
         self._generated += num if generated else 0
         self._beat = replace(self._beat, done=self._beat.done + num)
 
+    def step(self) -> None:
+        """Counts a step of generation."""
+        self._steps += 1
+
     def start(self) -> None:
         self._thread.start()
 
@@ -68,8 +74,9 @@ class Heart:
 
     def _write(self) -> None:
         with self._lock:
-            others = sum(int(read_heartbeat(place).get("done") or 0) for place in self._beside)
-            beat = replace(self._beat, done=self._beat.done + others)
+            beats = [read_heartbeat(place) for place in self._beside]
+            others, steps = (sum(int(beat.get(key) or 0) for beat in beats) for key in ("done", "steps"))
+            beat = replace(self._beat, done=self._beat.done + others, steps=self._steps + steps)
             write_json(self._path, {"time": time.time(), **asdict(beat), "eta_s": self._eta_s(beat, self._generated + others)})
 
     def _eta_s(self, beat: Beat, generated: int) -> float | None:

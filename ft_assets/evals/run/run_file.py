@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
+from ft_assets.base_models import read_template
 from ft_assets.durable_files import write_json
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.run.run_status import EXIT_BAD_INPUT as EXIT_BAD_INPUT
@@ -81,6 +82,10 @@ class EvalRun:
     @property
     def decoding(self) -> suite_items.Decoding:
         return suite_items.Decoding.limited(self.max_new_tokens)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return read_template(self.base_model_dir) is not None
 
     def holdout_items(self) -> list[suite_items.Item]:
         return suite_items.read_items(self.holdout)[: self.max_items] if self.holdout else []
@@ -153,16 +158,17 @@ def capability_id(name: str) -> str:
 def plain_suites(run: EvalRun) -> tuple[tuple[Suite, ...], preferences.Kind | None]:
     """Returns the suites of a run that are built without a model or a harness, and the kind of held-out preferences.
 
-    The same wherever it is called: a caller that knows the run knows the digests of answers that may exist already.
+    The same wherever it is called: a caller that knows the run knows the digests of answers that may exist already. Golden and safety
+    prompts are conversations, so a base without a chat template is not given them.
     """
     found: list[Suite] = []
     if items := run.holdout_items():
         longest = longest_answer(run.base_model_dir, [item.expected or "" for item in items])
         thought = longest_answer(run.base_model_dir, [item.reasoning for item in items])
         found.append(suite_items.holdout_suite(items, run.decoding, longest_expected=longest, longest_reasoning=thought))
-    if run.golden:
+    if run.golden and run.has_chat_template:
         found.append(suite_items.golden_suite(run.decoding))
-    if run.safety:
+    if run.safety and run.has_chat_template:
         found.append(safety.suite(run.decoding, run.classifier))
     kind: preferences.Kind | None = None
     if run.validation_pack_dir:

@@ -48,6 +48,8 @@ LIBRARIES = ("torch", "transformers", "peft")
 """Libraries whose versions affect answers: kernels, attention, how adapters are applied."""
 UNREADABLE = (ValueError, RuntimeError, KeyError, OSError, TypeError, SafetensorError)
 """Errors of loading files that are damaged, or are not a model or adapter of this base."""
+ACCELERATOR_ERRORS = ("CUDA error:", "CUDA driver error:", "cuDNN error:", "HIP error:")
+"""How PyTorch's messages begin where it raises a plain ``RuntimeError`` for a fault of the accelerator."""
 
 Batch = dict[str, Answer]
 
@@ -68,9 +70,16 @@ class Subject:
     Adapters share the base. A whole model replaces it in memory, which holds only one.
     """
 
-    def __init__(self, base_model_dir: Path, *, batch_size: int | None = None, gpus: Sequence[torch.device] | None = None) -> None:
+    def __init__(
+        self,
+        base_model_dir: Path,
+        *,
+        batch_size: int | None = None,
+        gpus: Sequence[torch.device] | None = None,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
         """`batch_size`: None for what suits the device. `gpus` hold the model, if it is on several in whole layers; None: all that the
-        process sees, or the CPU if it sees none."""
+        process sees, or the CPU if it sees none. `on_step` is called for every step of generation."""
         self._gpus = gpus if gpus is not None else [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
         self.num_gpus = len(self._gpus)
         self._device = self._gpus[0] if self._gpus else torch.device("cpu")
@@ -79,6 +88,7 @@ class Subject:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(base_model_dir, trust_remote_code=False)
         self._base_dir, self._directories = base_model_dir, dict[str, Path]()
         self._batch_size = batch_size or (GPU_BATCH if self._gpus else CPU_BATCH)
+        self._on_step = on_step
         self._ends: list[int] = []
         self._load(base_model_dir)
         self._pad = next(i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if i is not None)
@@ -312,10 +322,15 @@ class Subject:
                 generation_config=_decoding(
                     max_new_tokens=budget, do_sample=False, num_beams=1, eos_token_id=self._ends, pad_token_id=self._pad
                 ),
-                stopping_criteria=[self._stopper(stops, width)] if stops else None,
+                stopping_criteria=[self._counter, *([self._stopper(stops, width)] if stops else [])],
             )
         rows = zip(batch, out[:, width:].tolist(), strict=True)
         return {request.id: text_of(row, self.tokenizer, ends=self._ends, stops=stops) for (request, _), row in rows}
+
+    def _counter(self, ids: Any, _scores: Any, **_: Any) -> Any:
+        """Counts a step of generation; ends no row."""
+        self._on_step()
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
     def _stopper(self, stops: Sequence[str], width: int) -> Callable[..., Any]:
         """Ends a row once one of `stops` is in the last generated text; a token is at least a byte."""
@@ -353,6 +368,8 @@ def _missing(ids: Collection[str], skip: Collection[str]) -> bool:
 
 
 def _is_the_machines(error: Exception) -> bool:
-    """Returns whether loading failed for lack of memory or of a working disk: that says nothing about the files, and another run may
-    succeed."""
-    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, OSError) and error.errno not in (None, errno.ENOENT))
+    """Returns whether loading failed for lack of memory or of a working disk or accelerator: that says nothing about the files, and another
+    run may succeed."""
+    if isinstance(error, OSError):
+        return error.errno not in (None, errno.ENOENT)
+    return isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or str(error).startswith(ACCELERATOR_ERRORS)

@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,17 +69,25 @@ class Engine:
     scratch: Path
 
     def answer(
-        self, chunks: Sequence[Chunk], directories: Mapping[str, Path], base: Path, *, context: int, ends: Sequence[int]
+        self,
+        chunks: Sequence[Chunk],
+        directories: Mapping[str, Path],
+        base: Path,
+        *,
+        context: int,
+        ends: Sequence[int],
+        loading: Callable[[str], None],
     ) -> Iterator[tuple[Chunk, Mapping[str, Sequence[int]], float]]:
         """Yields each chunk with the generated tokens by request, and the seconds that it took.
 
-        `directories`: of every subject but the base. Raises :class:`EngineRefused` before an engine's first answer, or ``FtError`` if it
-        dies.
+        `directories`: of every subject but the base. `loading` is called before a model is loaded, with the first subject that it answers
+        for. Raises :class:`EngineRefused` before an engine's first answer, or ``FtError`` if it dies.
         """
         whole = {name for name, place in directories.items() if not (place / ADAPTER_CONFIG).is_file()}
         for model, subjects in ((base, {"base", *directories} - whole), *((directories[name], {name}) for name in sorted(whole))):
             adapters = {name: directories[name] for name in subjects if name in directories and name not in whole}
             if asked := [chunk for chunk in chunks if chunk.subject in subjects]:
+                loading(asked[0].subject)
                 yield from self._run(asked, model, adapters, context=context, ends=ends)
 
     def _run(

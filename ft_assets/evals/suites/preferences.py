@@ -8,8 +8,10 @@ one, the share of couples of a good and a bad one. For the base against itself t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal
@@ -22,8 +24,11 @@ from ft_assets.evals.suites.answer_metrics import BOOTSTRAP_SAMPLES, Interval
 
 CHANCE = 0.5
 IGNORE = -100
+BATCH_ROWS = 32
+"""Rows of a pack that are in memory together, as Arrow arrays: 4 bytes a token."""
 
 Kind = Literal["pairs", "judged"]
+Side = Literal["wanted", "unwanted"]
 Example = tuple[list[int], list[int]]
 """``(input_ids, labels)``"""
 Losses = Mapping[str, Sequence[float]]
@@ -61,31 +66,51 @@ class Preference:
 
 def held_out(pack_dir: Path, *, limit: int) -> HeldOut:
     """Returns at most `limit` examples of each side, spread evenly over the validation files of a pack, or of the packs in `pack_dir`."""
-    wanted: list[Example] = []
-    unwanted: list[Example] = []
-    kind: Kind | None = None
-    for shard in sorted([*pack_dir.glob("val-*.parquet"), *pack_dir.glob("*/val-*.parquet")]):
-        for row in pq.read_table(shard).to_pylist():
-            if "chosen_input_ids" in row:
-                kind = "pairs"
-                wanted.append((row["chosen_input_ids"], row["chosen_labels"]))
-                unwanted.append((row["rejected_input_ids"], row["rejected_labels"]))
-            elif "label" in row:
-                kind = "judged"
-                (wanted if row["label"] else unwanted).append((row["input_ids"], row["labels"]))
-            else:
-                wanted += [example for example in _windowed(row) if any(label != IGNORE for label in example[1])]
-    return HeldOut(wanted=_thinned(wanted, limit), unwanted=_thinned(unwanted, limit), kind=kind)
+    shards = sorted([*pack_dir.glob("val-*.parquet"), *pack_dir.glob("*/val-*.parquet")])
+    totals, kind = Counter[Side](), None
+    for side, kind_of_row, _ in _examples(shards):
+        totals[side] += 1
+        kind = kind_of_row or kind
+    steps = {side: max(1, math.ceil(total / limit)) for side, total in totals.items()}
+    passed = Counter[Side]()
+    found: dict[Side, list[Example]] = {"wanted": [], "unwanted": []}
+    for side, _, decoded in _examples(shards):
+        if passed[side] % steps[side] == 0:
+            found[side].append(decoded())
+        passed[side] += 1
+    return HeldOut(wanted=found["wanted"], unwanted=found["unwanted"], kind=kind)
 
 
-def _windowed(row: Mapping[str, Any]) -> list[Example]:
-    ends = np.cumsum(row["seq_lengths"]).tolist()
-    spans = zip([0, *ends[:-1]], ends, strict=True)
-    return [(row["input_ids"][start:end], [IGNORE, *row["labels"][start + 1 : end]]) for start, end in spans]
+def _examples(shards: Sequence[Path]) -> Iterator[tuple[Side, Kind | None, Callable[[], Example]]]:
+    """Yields every example, to be decoded if it is chosen: as Python lists, all of a large validation file would take gigabytes."""
+    for shard in shards:
+        for batch in pq.ParquetFile(shard).iter_batches(batch_size=BATCH_ROWS):
+            columns = {name: batch.column(name) for name in batch.schema.names}
+            for row in range(batch.num_rows):
+                yield from _of_row({name: column[row] for name, column in columns.items()})
 
 
-def _thinned(examples: list[Example], limit: int) -> list[Example]:
-    return examples[:: max(1, math.ceil(len(examples) / limit))]
+def _of_row(row: Mapping[str, Any]) -> Iterator[tuple[Side, Kind | None, Callable[[], Example]]]:
+    if "chosen_input_ids" in row:
+        yield "wanted", "pairs", partial(_decoded, row, "chosen_")
+        yield "unwanted", "pairs", partial(_decoded, row, "rejected_")
+    elif "label" in row:
+        yield ("wanted" if row["label"].as_py() else "unwanted"), "judged", partial(_decoded, row)
+    else:
+        labels = row["labels"].values.to_numpy()
+        ends = np.cumsum(row["seq_lengths"].values.to_numpy()).tolist()
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            if np.any(labels[start + 1 : end] != IGNORE):
+                yield "wanted", None, partial(_window, row, start, end)
+
+
+def _decoded(row: Mapping[str, Any], prefix: str = "") -> Example:
+    return row[f"{prefix}input_ids"].as_py(), row[f"{prefix}labels"].as_py()
+
+
+def _window(row: Mapping[str, Any], start: int, end: int) -> Example:
+    ids, labels = row["input_ids"].values, row["labels"].values
+    return ids[start:end].to_pylist(), [IGNORE, *labels[start + 1 : end].to_pylist()]
 
 
 def rewards(base: Losses, adapter: Losses, *, per_token: bool) -> Floats:

@@ -159,8 +159,13 @@ def holdout_items(rows: Iterable[JsonObject], *, limit: int = 200, calls: Callab
     give none. Above `limit` the choice is by a hash of the item, so it does not depend on the order of rows and stays when rows are added.
     """
     once = functools.cache(calls)
-    items = {item.id: item for row in rows if (item := _item(row, calls=once)) is not None}
-    return sorted(items.values(), key=lambda item: item.id)[:limit]
+    items: dict[str, Item] = {}
+    for row in rows:
+        if (item := _item(row, calls=once)) is not None:
+            items[item.id] = item
+        if len(items) > 2 * limit:  # never more than that in memory
+            items = {id_: items[id_] for id_ in sorted(items)[:limit]}
+    return [items[id_] for id_ in sorted(items)[:limit]]
 
 
 def _item(row: JsonObject, *, calls: Callable[[], bool]) -> Item | None:

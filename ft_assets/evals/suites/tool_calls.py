@@ -30,6 +30,7 @@ PROBE: Mapping[str, Any] = {"name": "find_order", "arguments": {"number": "A-17"
 QUESTION = {"role": "user", "content": "Where is order A-17?"}
 _NAME = r"[A-Za-z0-9_.\-]+"
 _DECODER = json.JSONDecoder()
+SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 Call = Mapping[str, Any]
 """``{"name": text, "arguments": object}``."""
@@ -117,8 +118,12 @@ def _object(text: str, at: int) -> tuple[JsonObject | None, int]:
 
 
 def canonical(calls: Sequence[Call]) -> str:
-    """Returns calls as the text that answers and expected answers are compared by."""
-    return json.dumps([{"name": c["name"], "arguments": c["arguments"]} for c in calls], ensure_ascii=False)
+    """Returns calls as the text that answers and expected answers are compared by.
+
+    Half a surrogate pair, which cannot be stored, is replaced.
+    """
+    text = json.dumps([{"name": c["name"], "arguments": c["arguments"]} for c in calls], ensure_ascii=False)
+    return SURROGATE.sub("\ufffd", text)
 
 
 def calls_of(text: str) -> list[Call]:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from tests.support.jobs.followed_evaluations import Following, following, out_di
 from tests.support.jobs.followed_jobs import Scripted, until
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.processes.scripted_agent import LIMITS
-from tests.support.processes.scripted_evaluation import GO, HOLD, STARTS, SUITES
+from tests.support.processes.scripted_evaluation import GO, HOLD, STARTS, STEPS, SUITES
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +159,18 @@ def test_a_process_that_stands_still_is_replaced_and_at_last_given_up(job: Evalu
     assert error["code"] == "evaluation_stalled"
     assert "no answer for 0.005 min, with 0 of 1 requests answered (base, golden)" in error["message"]
     assert job.ledger() == sorted((n, kind) for n in (1, 2, 3) for kind in ("usage", "refund")), "the platform's fault is refunded"
+
+
+def test_a_process_that_generates_is_not_stopped_before_its_batch_is_answered(job: Evaluated) -> None:
+    job.tell(LIMITS, json.dumps({"stall_s": 1.5}))
+    job.tell(STEPS)
+    step_ = threading.Thread(target=job.evaluate, daemon=True)
+    step_.start()
+    until(lambda: job.events())
+    time.sleep(4.0)
+    job.tell(GO)
+    step_.join(timeout=60)
+    assert job.outcomes() == ["succeeded"]
 
 
 @pytest.mark.slow

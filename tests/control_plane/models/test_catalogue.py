@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -113,6 +114,25 @@ def test_a_model_of_a_hub_is_fetched_pinned_and_removed_with_its_files(operated:
     assert found.directory.parent == settings.models_dir
     assert catalogue.remove(operated, MODEL) == found.directory
     assert not found.directory.exists()
+
+
+def test_what_an_interrupted_removal_leaves_is_fetched_again(operated: Platform, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_model_hub() as hub:
+        hub.repos["acme/tiny"] = {p.name: p.read_bytes() for p in tiny.iterdir()} | {"README.md": b""}
+        settings = replace(operated.settings, hub_endpoint=hub.endpoint)
+        made = catalogue.add_from_hub(settings, MODEL, repo="acme/tiny", revision=SHA, given=Given())
+        assert made.directory is not None
+
+        def interrupted(directory: Path, **_: object) -> None:
+            (directory / "model.safetensors").unlink()
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                catalogue.remove(operated, MODEL)
+        again = catalogue.add_from_hub(settings, MODEL, repo="acme/tiny", revision=SHA, given=Given())
+    assert again.digest == made.digest
 
 
 def test_changed_weights_are_refused_at_submission_and_fail_what_was_submitted(

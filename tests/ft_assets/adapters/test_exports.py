@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from ft_assets.adapters.exports import Format, Precision, checked, export_key, g
 from ft_assets.adapters.exports.archive import Built, Order, build
 from ft_assets.adapters.exports.gguf_file import interleaved, llama3_factors, plain_template
 from ft_assets.errors import FtError, InvalidRequest
+from ft_assets.evals.run.run_status import EXIT_INTERNAL, RESULT_NAME
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import CHAT_TEMPLATE, SPECIAL, build_tiny_model
 
@@ -336,3 +338,11 @@ def test_an_export_is_named_by_all_that_it_is_made_of() -> None:
     keys = {export_key(m, b, f, p) for m in "ab" for b in "cd" for f, p in ((Format.GGUF, Precision.F16), (Format.GGUF, Precision.Q8_0))}
     assert len(keys) == 8
     assert checked("gguf", None) == (Format.GGUF, Precision.F16)
+
+
+def test_a_process_that_crashes_does_not_report_the_error_of_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / RESULT_NAME).write_text('{"error": {"code": "earlier"}}')
+    (tmp_path / "run.json").write_text(json.dumps({"out_dir": str(tmp_path), "order": {}}))  # without its directories
+    ended = subprocess.run([sys.executable, "-m", "ft_assets.adapters.exports.export_runner", str(tmp_path / "run.json")], check=False)
+    assert ended.returncode == EXIT_INTERNAL
+    assert not (tmp_path / RESULT_NAME).exists()

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from control_plane.platform.settings import load as load_settings
 from ft_assets.adapters import package
 from ft_assets.adapters.package import WEIGHTS
 from ft_assets.base_models import model_digest
+from ft_assets.errors import Conflict
+from resources.inference.fleet_client import HttpFleet
 from tests.support.models.tiny_adapter import adapter_arrays, build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.inference_server import HEADERS, TOKEN, free_port, inference_server
@@ -292,6 +295,25 @@ def test_a_malformed_request_is_answered_in_openais_shape(url: str) -> None:
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert json.loads(httpx.get(f"{url}/v1/models", headers=HEADERS).text)["object"] == "list"
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_seed_beyond_64_bits_is_refused(url: str, client: openai.OpenAI, seed: int, *, stream: bool) -> None:
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 1, "seed": seed, "stream": stream}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=HEADERS)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "seed")
+    assert client.completions.create(model="tiny", prompt="Once", max_tokens=1, seed=seed - 1 if seed > 0 else seed + 1).choices
+
+
+def test_an_adapter_of_a_base_without_a_chat_template_is_probed(place: Path, tmp_path: Path) -> None:
+    base = build_tiny_model(tmp_path / "base", template=None)
+    with inference_server(base, port=free_port()) as url, closing(HttpFleet([url], token=TOKEN)) as fleet:
+        fleet.load(url, "ft:acme", place / "acme")
+        assert fleet.probe(url, "ft:acme") > 0.0
+        assert fleet.probe(url, "tiny") > 0.0
+        with pytest.raises(Conflict, match="404"):
+            fleet.probe(url, "ft:globex")
 
 
 LONG = "word" * 750_000  # one word, the slowest kind of text

@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tiny_model(directory: Path, *, seed: int = 0, template: str = CHAT_TEMPLATE) -> Path:
+def build_tiny_model(directory: Path, *, seed: int = 0, template: str | None = CHAT_TEMPLATE) -> Path:
     """Write ``config.json``, ``model.safetensors``, ``tokenizer.json`` and ``tokenizer_config.json`` into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(_config(), indent=1))

@@ -16,9 +16,10 @@ from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.suites import safety, task_files
 from tests.support.jobs.evaluation_results import result, section, subject
 
-GO, STARTS, HOLD, SUITES = "go", "starts", "hold", "suites.json"
+GO, STARTS, HOLD, SUITES, STEPS = "go", "starts", "hold", "suites.json", "steps"
 """In the job's directory: the result is written once the file ``go`` is there, which may hold an exit code; ``starts`` has a line for each
-process; nothing is written while ``hold`` is there; ``suites.json`` counts the items of the capability suites that it found."""
+process; nothing is written while ``hold`` is there; ``suites.json`` counts the items of the capability suites that it found; it
+generates while ``steps`` is there."""
 
 
 def main(path: Path) -> int:
@@ -35,8 +36,10 @@ def main(path: Path) -> int:
     milestones = Milestones(out_dir)
     milestones.passed("planned", subjects=["base"], suites={"golden": 1})
     beat = {"phase": "answering", "subject": "base", "suite": "golden", "done": 0, "total": 1}
+    steps = 0
     while True:
-        write_json(out_dir / run_file.HEARTBEAT_NAME, {"time": time.time(), **beat})
+        steps += (job_dir / STEPS).exists()
+        write_json(out_dir / run_file.HEARTBEAT_NAME, {"time": time.time(), **beat, "steps": steps})
         if (job_dir / GO).exists():
             break
         time.sleep(0.05)

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from ft_assets.evals.config import parse
+from ft_assets.evals.gate import gates
+from ft_assets.evals.gate.verdict import NOT_MEASURED
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.scoring import report
@@ -192,6 +195,25 @@ def test_preferences_that_were_held_out_are_scored_on_both_sides(place: Path) ->
         )
     ]
     assert score.adapter == pytest.approx(sum(m > 0 for m in margins) / len(margins))
+
+
+@pytest.mark.parametrize("pack", ["pack", None])
+def test_a_base_without_a_chat_template_is_not_given_conversations(place: Path, tmp_path: Path, pack: str | None) -> None:
+    base = build_tiny_model(tmp_path / "base", template=None)
+    run = EvalRun(
+        base_model_dir=base,
+        adapter_dir=place / "adapter",
+        safety=True,
+        validation_pack_dir=place / pack if pack else None,
+        out_dir=tmp_path / "out",
+    )
+    code, result = evaluate(run)
+    assert code == run_file.EXIT_OK
+    assert result["applied"]["applied"] is True
+    assert list(result["suites"]) == (["validation"] if pack else [])
+    made = report.build(result, [], method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+    unmeasured = {f.rule for f in gates.judge(made, parse({})).findings if f.code == NOT_MEASURED and f.passed}
+    assert unmeasured >= {"golden", "safety"}
 
 
 def test_an_adapter_of_another_base_is_not_scored_and_the_result_says_why(place: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ft_assets.datasets.packs.build import PackSettings, build_pack
@@ -55,4 +59,18 @@ def test_windows_are_cut_back_into_their_examples(tmp_path: Path) -> None:
     assert found.kind is None and found.unwanted == []
     assert manifest.validation is not None and len(found.wanted) == manifest.validation["num_examples"]
     assert all(len(ids) == len(labels) and labels[0] == IGNORE for ids, labels in found.wanted)
-    assert len(held_out(tmp_path / "pack", limit=5).wanted) <= 5
+    assert held_out(tmp_path / "pack", limit=5).wanted == found.wanted[:: math.ceil(len(found.wanted) / 5)]
+
+
+def test_only_the_chosen_examples_of_a_large_file_become_lists(tmp_path: Path) -> None:
+    tokens = np.arange(100_000, 600_000, dtype=np.int32).reshape(1000, 500)
+    columns = {"input_ids": list(tokens), "labels": list(tokens), "seq_lengths": [np.array([200, 300], dtype=np.int32)] * 1000}
+    pq.write_table(pa.table(columns), tmp_path / "val-00000.parquet")
+    tracemalloc.start()
+    try:
+        found = held_out(tmp_path, limit=10)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.wanted[1] == (tokens[100, :200].tolist(), [IGNORE, *tokens[100, 1:200].tolist()])
+    assert len(found.wanted) == 10 and most < 5_000_000, "all of them take 72 bytes a token, 36 MB"

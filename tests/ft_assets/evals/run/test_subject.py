@@ -238,6 +238,31 @@ def test_prompts_are_rendered_as_training_renders_them_with_its_date_and_their_t
     assert harness_tasks._chat(base, begun, add_generation_prompt=False).endswith("<|im_start|>assistant\nIt ")
 
 
+def test_a_fault_of_the_accelerator_is_not_the_adapters(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from ft_assets.evals.run import subject as module
+
+    found = module.Subject(place / "base")
+    for fault in (RuntimeError("CUDA error: an illegal memory access was encountered"), torch.AcceleratorError("uncorrectable ECC error")):
+
+        def failing(*_: Any, fault: Exception = fault, **__: Any) -> Any:
+            raise fault
+
+        monkeypatch.setattr(module.PeftModel, "from_pretrained", failing)
+        with pytest.raises(type(fault)):
+            found.add("adapter", place / "adapter")
+
+
+def test_every_step_of_a_batch_is_counted(place: Path) -> None:
+    from ft_assets.evals.run.subject import Subject
+
+    steps = list[int]()
+    found = Subject(place / "base", on_step=lambda: steps.append(1))
+    (batch,) = found.answer([Generate(id=f"g{n}", text="ab" * n, max_new_tokens=6) for n in range(1, 4)])
+    assert len(batch) == 3 and 1 <= len(steps) <= 6
+
+
 @pytest.mark.parametrize("damage", ["weights", "config"])
 def test_an_adapter_whose_files_are_damaged_is_unloadable(place: Path, subject: Any, tmp_path: Path, damage: str) -> None:
     directory = tmp_path / "damaged"

@@ -57,6 +57,12 @@ def test_calls_that_are_a_name_and_then_arguments_are_read_too(tmp_path: Path) -
     assert form.read(two) == (call(city="Rome"), call("clock"))
 
 
+def test_half_a_surrogate_pair_in_a_call_is_replaced() -> None:
+    (made,) = CallForm().read(r'{"name": "weather", "arguments": {"city": "\ud83d", "\udc00": "\ud83d\ude00"}}')
+    assert canonical([made]) == canonical([call(city="\ufffd", **{"\ufffd": "\U0001f600"})])
+    canonical([made]).encode()
+
+
 @pytest.mark.parametrize("template", ["chatml", "mistral"])
 def test_a_template_without_calls_has_no_form_and_its_rows_give_no_items(tmp_path: Path, template: str) -> None:
     assert CallForm.of_model(build(tmp_path / "model", template)) is None

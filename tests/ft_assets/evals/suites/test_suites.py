@@ -54,6 +54,7 @@ def test_the_choice_of_items_does_not_depend_on_the_order_of_rows() -> None:
     rows = [row(n) for n in range(50)]
     shuffled = random.Random(1).sample(rows, 50)
     assert suite_items.holdout_items(rows, limit=10) == suite_items.holdout_items(shuffled, limit=10)
+    assert suite_items.holdout_items(rows, limit=10) == suite_items.holdout_items(rows, limit=100)[:10]
     assert len(suite_items.holdout_items(rows + rows, limit=100)) == 50
 
 
