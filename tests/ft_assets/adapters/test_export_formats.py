@@ -90,11 +90,6 @@ def test_an_adapter_as_gguf_holds_what_peft_adds(tmp_path: Path) -> None:
         np.testing.assert_allclose(b @ a * fields["adapter.lora.alpha"] / len(a), wanted, atol=1e-5, rtol=1e-4)
 
 
-def test_a_whole_model_has_no_adapter_to_convert(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="whole model"):
-        made(order(base, build_tiny_model(tmp_path / "full", seed=5), Format.GGUF_ADAPTER), tmp_path / "a")
-
-
 def test_awq_is_refused_with_the_reason() -> None:
     with pytest.raises(InvalidRequest, match="needs an older transformers") as refused:
         checked("merged", "awq")
