@@ -172,7 +172,7 @@ class EvaluationSupervisor(WorkloadSupervisor):
             return InvalidRequest(message, code=TIMED_OUT)
         silent_s = self.workload.heartbeat_timeout_s if beat else START_S
         if now - self._moved > self.stall_s:
-            what = f"gave no answer for {self.stall_s / 60:.3g} min"
+            what = f"gave no answer and generated nothing for {self.stall_s / 60:.3g} min"
         elif self._silence_s() > silent_s:
             what = f"gave no sign of life for {silent_s:g} s"
         else:

@@ -48,6 +48,7 @@ class NodeInputs:
 
         `check` is called before each file and may raise.
         """
+        remove_unused(self._cache)
         for earlier in self._target.parent.glob("inputs-a*"):
             shutil.rmtree(earlier, ignore_errors=True)
         required = [each for each in self._inputs if not each.optional]
@@ -115,7 +116,6 @@ class NodeInputs:
                     return path
             if attempt < 2:
                 path.unlink(missing_ok=True)
-                remove_unused(self._cache)
                 with_retries(lambda: fetch(self._objects, file.key, path), retries)
                 path.chmod(0o444)
         path.unlink(missing_ok=True)

@@ -98,6 +98,8 @@ def remove_unused(cache: Path) -> None:
             if found.st_mtime > until:
                 continue
             if path.is_dir():
-                shutil.rmtree(path)
+                removed = path.with_name(f".{path.name.strip('.')}.removed")  # a part of it must not be taken for the whole
+                path.rename(removed)
+                shutil.rmtree(removed)
             elif found.st_nlink == 1:
                 path.unlink()

@@ -86,7 +86,7 @@ class OpenIdProvider:
         claims = self._verified(str(token.get("id_token", "")), nonce=nonce, access_token=token.get("access_token"))
         if not {*ADDRESS, self._groups_claim} <= claims.keys():
             more = self._user_info(token, claims["sub"])
-            if not claims.keys() >= set(ADDRESS):  # which of two addresses is verified must come from one document
+            if "email" in more and not claims.keys() >= set(ADDRESS):  # which of two addresses is verified must come from one document
                 claims = {**claims, **{name: more.get(name) for name in ADDRESS}}
             claims = {self._groups_claim: more.get(self._groups_claim, ()), **claims}
         email = claims.get("email")

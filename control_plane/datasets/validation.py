@@ -173,10 +173,11 @@ def _registered(tenant: str, dataset_id: str) -> sa.Select[tuple[str]]:
 
 
 def _announce(platform: Platform, tenant: str, dataset_id: str) -> None:
-    """Have the version's objects deleted unless :func:`register` follows; those of a registered version, which another file made, stay."""
+    """Schedule the version's objects for deletion unless :func:`register` claims them; does nothing for a registered version."""
+    whole = _registered(tenant, dataset_id).where(datasets.c.report["erased"].astext.is_distinct_from("true"))
     with platform.engine.begin() as conn:
         _lock(conn, tenant)
-        if conn.scalar(_registered(tenant, dataset_id)) is None:
+        if conn.scalar(whole) is None:
             for key in _keys(tenant, dataset_id):
                 orphaned_objects.announce(conn, tenant, key, now=platform.clock())
 

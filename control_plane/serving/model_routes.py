@@ -109,12 +109,11 @@ def put(platform: Platform, tenant: str, name: str, targets: Sequence[tuple[str,
     statement = insert(model_routes).values(tenant_id=tenant, name=name, created_at=now, **values)
     own = model_routes.c.tenant_id == tenant
     with platform.engine.begin() as conn:
-        conn.execute(
-            sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True)
-        )  # or two calls count the same room
+        # serializes calls of one tenant, so that the limit holds
+        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
         others = conn.scalar(sa.select(sa.func.count()).select_from(model_routes).where(own, model_routes.c.name != name))
         if (others or 0) >= MAX_ROUTES:
-            raise QuotaExceeded(f"{others} routes exist, and {MAX_ROUTES} may; delete one that is not used", code="too_many_routes")
+            raise QuotaExceeded(f"the tenant has {others} routes, and the limit is {MAX_ROUTES}; delete one", code="too_many_routes")
         conn.execute(statement.on_conflict_do_update(index_elements=["tenant_id", "name"], set_=values))
     return get(platform, tenant, name)
 

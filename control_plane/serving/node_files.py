@@ -115,12 +115,12 @@ def _check_unserved(platform: Platform, record: AdapterRecord, target: Path, wro
     )
 
 
-def fetch(platform: Platform, record: AdapterRecord, beside: Path) -> None:
-    """Put the adapter's registered bytes into the directory `beside`; ``IntegrityError`` if the object store has others."""
-    platform.objects.get_file(f"{record.object_prefix}/{package.MANIFEST}", beside / package.MANIFEST)
-    for name in package.manifest_files((beside / package.MANIFEST).read_bytes(), sha256=record.manifest_sha256):
-        platform.objects.get_file(f"{record.object_prefix}/{name}", beside / name)
-    wrong = differences(beside, manifest_sha256=record.manifest_sha256)
+def fetch(platform: Platform, record: AdapterRecord, target: Path) -> None:
+    """Fetch the adapter's files into `target`; raises ``IntegrityError`` if they do not match the manifest."""
+    platform.objects.get_file(f"{record.object_prefix}/{package.MANIFEST}", target / package.MANIFEST)
+    for name in package.manifest_files((target / package.MANIFEST).read_bytes(), sha256=record.manifest_sha256):
+        platform.objects.get_file(f"{record.object_prefix}/{name}", target / name)
+    wrong = differences(target, manifest_sha256=record.manifest_sha256)
     if wrong:
         raise IntegrityError(f"adapter {record.id}: {'; '.join(r.detail for r in wrong)}; restore its files from a backup")
 

@@ -58,6 +58,7 @@ from ft_assets.datasets.split import part_of
 from ft_assets.datasets.stored_rows import load_rows, load_stored
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.reasoning_probe import Switch
+from ft_assets.durable_files import remove_unused
 from ft_assets.errors import IntegrityError, InvalidDataset, Unavailable
 from ft_assets.telemetry import provenance
 from ft_assets.training import hyperparameters, methods, reference_logps, requested_hyperparameters
@@ -366,6 +367,7 @@ def _stored_pack(
             if (found := _stored(platform, tenant, fingerprint)) is not None:
                 return found, True
             own = settings.validation_dataset_id
+            remove_unused(directory.parents[1])
             manifest = build_pack(
                 rows_file(platform, tenant, dataset.id),
                 tokenizer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -101,19 +102,20 @@ def _popen(argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: int) 
     )
 
 
-def begin_long_logs_again(directory: Path) -> None:
+def rotate_logs(directory: Path) -> None:
     """Copy each log of `directory` that has grown to :data:`MAX_LOG_BYTES` to ``NAME.log.1`` and empty it; on a full disk, empty both.
 
     Its writer goes on: it appends. What it writes between the copy and the cut, some microseconds, is lost.
     """
     for log in directory.glob("*.log"):
-        if log.stat().st_size >= MAX_LOG_BYTES:
-            earlier = log.with_name(f"{log.name}.1")
-            try:
-                shutil.copyfile(log, earlier)
-            except OSError:
-                earlier.unlink(missing_ok=True)
-            os.truncate(log, 0)
+        with contextlib.suppress(FileNotFoundError):  # deleted by hand
+            if log.stat().st_size >= MAX_LOG_BYTES:
+                earlier = log.with_name(f"{log.name}.1")
+                try:
+                    shutil.copyfile(log, earlier)
+                except OSError:
+                    earlier.unlink(missing_ok=True)
+                os.truncate(log, 0)
 
 
 def reap_others(own: Collection[int]) -> None:

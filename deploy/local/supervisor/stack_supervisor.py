@@ -31,7 +31,7 @@ STEADY_TICK_S = 0.5
 """While every service is up: the kernel reports one that ends (SIGCHLD)."""
 STARVED_S = 2.0
 """If a loop iteration is later than this, the supervisor itself was starved, and services are not blamed for silence."""
-LOGS_EVERY_S = 60.0
+LOG_ROTATION_CHECK_S = 60.0
 """How often the size of the services' logs is looked at."""
 EXPENDABLE_WAIT_S = 10.0
 """How long READY waits for expendable services once all others serve: they import everything first, 5 s and more of a busy machine."""
@@ -124,9 +124,9 @@ class Supervisor:
             self._publish()
             if self.adopts:
                 child_process.reap_others([unit.child.pid for unit in self._units.values() if unit.child is not None])
-            if turn - looked_at_logs > LOGS_EVERY_S:
+            if turn - looked_at_logs > LOG_ROTATION_CHECK_S:
                 looked_at_logs = turn
-                child_process.begin_long_logs_again(self.files.logs)
+                child_process.rotate_logs(self.files.logs)
             is_steady = self._hears_ends and all(unit.ready for unit in self._units.values())
             self._wake.wait(STEADY_TICK_S if is_steady else TICK_S)
 

@@ -33,6 +33,8 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 ADAPTER_CONFIG = "adapter_config.json"
 ABOUT_S = 120.0
 POLL_S = 0.2
+FIRST_ANSWER_S = 3600.0
+"""Loading and compiling a model and answering its first requests take a small part of this."""
 STOP_S = 5.0
 SETTINGS: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_LOGGING_LEVEL": "WARNING",
@@ -158,8 +160,8 @@ def is_generated(requests: Sequence[Any]) -> bool:
 
 
 def _lines(path: Path, process: subprocess.Popen[bytes]) -> Iterator[Mapping[str, Any]]:
-    """Yields complete lines as they are written, until the process has ended."""
-    at = 0
+    """Yields complete lines as they are written, until the process has ended; ``FtError`` if there is none for :data:`FIRST_ANSWER_S`."""
+    at, until = 0, time.monotonic() + FIRST_ANSWER_S
     while True:
         ended = process.poll() is not None
         whole = path.read_bytes()[at:] if path.exists() else b""
@@ -169,6 +171,8 @@ def _lines(path: Path, process: subprocess.Popen[bytes]) -> Iterator[Mapping[str
             yield json.loads(line)
         if ended:
             return
+        if at == 0 and time.monotonic() > until:
+            raise FtError(f"vLLM answered nothing for {FIRST_ANSWER_S / 60:.0f} min")
         time.sleep(POLL_S)
 
 

@@ -176,5 +176,5 @@ def test_a_tenant_has_a_limited_number_of_routes_and_changes_those_it_has(platfo
     tenants.create(platform, tenant := f"t-{uuid.uuid4().hex[:8]}")
     for name in ("one", "two", "two"):
         model_routes.put(platform, tenant, name, [("tiny-base", 1)])
-    with pytest.raises(QuotaExceeded, match="2 routes exist, and 2 may"):
+    with pytest.raises(QuotaExceeded, match="the tenant has 2 routes, and the limit is 2"):
         model_routes.put(platform, tenant, "three", [("tiny-base", 1)])

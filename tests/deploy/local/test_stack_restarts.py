@@ -61,7 +61,7 @@ def test_a_long_log_is_begun_again_while_its_service_writes_on(
     tmp_path: Path, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_process, "MAX_LOG_BYTES", 2000)
-    monkeypatch.setattr(stack_supervisor, "LOGS_EVERY_S", 0.1)
+    monkeypatch.setattr(stack_supervisor, "LOG_ROTATION_CHECK_S", 0.1)
     wordy = "import itertools, sys, time\nfor n in itertools.count(): print(n, flush=True); time.sleep(0.001); open(sys.argv[1], 'w')"
     stack = start(serving(tmp_path, "wordy", wordy))
     stack.ready()
