@@ -93,11 +93,11 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
             )
         fresh = {
             "status": QUEUED, "error": sa.null(), "progress": sa.null(), "claim": None, "beat_at": None, "finished_at": None,
-            "created_at": platform.clock(), "expected_s": expected_s(platform, adapter, kind),
+            "created_at": platform.clock(),
         }  # fmt: skip
         values = {
             "id": f"exp-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "adapter_id": adapter.id, "job_id": adapter.job_id, "key": key,
-            "format": kind, "precision": exact, **fresh,
+            "format": kind, "precision": exact, "expected_s": expected_s(platform, adapter, kind), **fresh,
         }  # fmt: skip
         again = insert(exports).values(values).on_conflict_do_update(
             index_elements=["tenant_id", "adapter_id", "key"], set_=fresh, where=exports.c.status == FAILED
