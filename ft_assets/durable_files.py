@@ -1,4 +1,4 @@
-"""Files that survive a power failure: synced, digested in threads, swapped by one rename. And caches of what the object store has too."""
+"""Files that survive a power failure (synced, digested in threads, swapped by one rename), and caches of what the object store has."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def mark_used(cached: Path) -> None:
 def remove_unused(cache: Path) -> None:
     """Remove what was last used :data:`KEPT_UNUSED_S` ago or earlier from a cache of ``<owner>/<name>``, but no file to which a job links.
 
-    Whoever adds to a cache calls this first: a cache that nobody adds to does not grow.
+    Call it before adding to a cache. Nothing else has to: a cache to which nothing is added does not grow.
     """
     until = time.time() - KEPT_UNUSED_S
     for path in cache.glob("*/*"):

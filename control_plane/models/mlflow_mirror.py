@@ -56,7 +56,7 @@ def mirror(platform: Platform, *, force: bool = False) -> int | None:
 
 
 def _digest(platform: Platform) -> str:
-    """Return what stands for everything in the registry that can change, computed by the database: no row leaves it if nothing did."""
+    """Return a digest of everything in the registry that can change; the database computes it, so an unchanged registry is not read."""
     table = adapters.c
     changing = sa.func.concat_ws("/", table.id, table.stage, table.approval, table.eval_passed, table.promoted_at)
     with platform.engine.connect() as conn:

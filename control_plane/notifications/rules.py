@@ -46,7 +46,7 @@ LONGEST_RETRY_AFTER_S = 24 * 3600
 DISABLED_AFTER = timedelta(days=5)
 """An endpoint without a success for this long is disabled: longer than all attempts of one event take."""
 TRIED_BEFORE_DISABLED = 4
-"""Attempts of a delivery, half an hour, before its failure disables an endpoint that failed long ago and was sent nothing since."""
+"""Attempts of a delivery, over half an hour, before its failure can disable an endpoint, which may have been sent nothing for weeks."""
 KEPT_FOR = timedelta(days=30)
 """How long events and their deliveries are kept; pending ones are kept until they end."""
 

@@ -70,7 +70,7 @@ FREQUENT = Round(
         "jobs with metrics for W&B": wandb_runs.add_due,
     },
 )  # fmt: skip
-"""One round, because a round costs more than the steps that find nothing to do."""
+"""One round for all of these: most find nothing to do, and starting a round costs more than looking."""
 HARDWARE = Round(
     name="hardware", cron="* * * * * */30", queue=QUICK,
     steps={

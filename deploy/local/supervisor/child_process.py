@@ -17,7 +17,7 @@ from resources.launcher.process_identity import identity
 TAIL_LINES = 15
 """Lines of a dead child's log that an error shows: a Python traceback's last frames and its message."""
 MAX_LOG_BYTES = 64 << 20
-"""Size at which a log is begun again; its lines are then in ``NAME.log.1``, until the next time."""
+"""Size at which a log is rotated; the previous one is kept as ``NAME.log.1``."""
 
 
 Fork = Callable[[Sequence[str], Mapping[str, str], Path, int], int | None]
