@@ -38,8 +38,8 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PINNED = ("repo", "revision", "digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")
 """Fields that a model without files on this machine must state."""
 CARD = ("digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")
-FIELDS = frozenset(("id", "path", "license", "deprecated_since", "next", "previous", "history", *PINNED))
-VERSION_FIELDS = ("path", "repo", "revision", "license", *CARD)
+FIELDS = frozenset(("id", "path", "license", "extended_from", "deprecated_since", "next", "previous", "history", *PINNED))
+VERSION_FIELDS = ("path", "repo", "revision", "license", "extended_from", *CARD)
 """Fields of an entry about its bytes, and about those that an update staged (`next`) or replaced (`previous`)."""
 
 

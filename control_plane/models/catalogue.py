@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -49,11 +50,18 @@ def add_local(settings: Settings, model_id: str, directory: Path, given: Given) 
     return _add(settings, model_id, directory.resolve(), entry, given)
 
 
+def add_extended(settings: Settings, model_id: str, directory: Path, *, base: BaseModel, record: Mapping[str, Any]) -> BaseModel:
+    """Do :func:`add_local` for a model that was made from `base`, with its license and context; `record` says how it was made."""
+    license = None if base.license == "unknown" else base.license
+    entry = {"path": str(directory), "license": license, "context_length": base.context_length, "extended_from": record}
+    return _add(settings, model_id, directory, entry, Given())
+
+
 def add_from_hub(
     settings: Settings, model_id: str, *, repo: str, revision: str, given: Given, say: Callable[[str], None] = lambda _: None
 ) -> BaseModel:  # fmt: skip
     """Fetch one commit of a repository into the home, once, and pin it under `model_id`."""
-    _check_id(model_id)
+    check_id(model_id)
     directory, entry = fetched(settings, repo, revision, say)
     return _add(settings, model_id, directory, {**entry, "license": given.license or entry["license"]}, given)
 
@@ -100,8 +108,18 @@ def remove(platform: Platform, model_id: str) -> Path | None:
     return own if own in orphans else None
 
 
+def check_id(model_id: str) -> None:
+    """Refuse an id that is not a name (``invalid_id``)."""
+    if not ID.fullmatch(model_id) or len(model_id) > MAX_ID:
+        raise InvalidRequest(
+            f"id {model_id[:120]!r} is not valid: NAME or ORG/NAME of letters, digits, '.', '_' and '-', at most {MAX_ID} characters",
+            code="invalid_id",
+            param="id",
+        )
+
+
 def _add(settings: Settings, model_id: str, directory: Path, entry: Entry, given: Given) -> BaseModel:
-    _check_id(model_id)
+    check_id(model_id)
     found = Catalogue({model_id: ({**entry, "id": model_id, "path": str(directory)}, directory)}).get(model_id, fresh=True)
     if given.context_length is not None:
         if not 1 <= given.context_length <= found.context_length:
@@ -149,15 +167,6 @@ def _fetched(models_dir: Path, path: str | None) -> Path | None:
         return None
     found = models_dir / path
     return None if found.is_symlink() or found.resolve().parent != models_dir.resolve() else found
-
-
-def _check_id(model_id: str) -> None:
-    if not ID.fullmatch(model_id) or len(model_id) > MAX_ID:
-        raise InvalidRequest(
-            f"id {model_id[:120]!r} is not valid: NAME or ORG/NAME of letters, digits, '.', '_' and '-', at most {MAX_ID} characters",
-            code="invalid_id",
-            param="id",
-        )
 
 
 def _check_unused(platform: Platform, model_id: str) -> None:

@@ -77,8 +77,9 @@ UNSERVABLE: Mapping[str, str] = {
     "trainable_token_indices": "an adapter with rows of the embedding cannot be served beside others; use adapter full, which trains all",
     **dict.fromkeys(
         ("added_tokens", "add_tokens", "new_special_tokens", "resize_vocab"),
-        "an adapter with new rows of the embedding cannot be served beside others, and adapter full keeps the base's tokenizer; write "
-        "markers as text that the tokenizer has, or add the tokens to the base model, which an operator then registers as one of its own",
+        "an adapter with new rows of the embedding cannot be served beside others, and a job keeps its base's tokenizer; write markers as "
+        "text that the tokenizer has, or have an operator make a base model with the tokens (`ft admin models extend ID --base BASE "
+        "--token TOKEN --path DIR`) and train that with adapter full",
     ),
 }
 """Well-known options of the library that are not offered, with the reason."""

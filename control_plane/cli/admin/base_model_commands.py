@@ -40,8 +40,8 @@ MODELS = listing({
 
 def register(admin: typer.Typer) -> None:
     models = add_group(admin, "models", {
-        "add": add, "list": list_models, "show": show, "verify": verify, "deprecate": deprecate, "remove": remove,
-    }, help="Base models: add with pinned files, verify, update, deprecate, remove.")  # fmt: skip
+        "add": add, "extend": extend, "list": list_models, "show": show, "verify": verify, "deprecate": deprecate, "remove": remove,
+    }, help="Base models: add with pinned files, extend by tokens, verify, update, deprecate, remove.")  # fmt: skip
     base_update_commands.register(models)
 
 
@@ -75,6 +75,31 @@ def add(
     record_views.show(_shown(made), fields, as_json=as_json)
 
 
+def extend(
+    model_id: ModelId,
+    base: Annotated[str, typer.Option("--base", help="Id of the base model to extend; it is left as it is.")],
+    path: Annotated[Path, typer.Option("--path", help="New directory for the files of the extended model.")],
+    token: Annotated[list[str] | None, typer.Option("--token", help="Token to add; repeatable. Rows and answers show it as text.")] = None,
+    special: Annotated[
+        list[str] | None,
+        typer.Option("--special-token", help="Control token to add; repeatable. Templates write it; rows and answers do not show it."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make another base model with added tokens from a registered one, and add it.
+
+    Rows of the new tokens are the mean of the existing ones. Train it with adapter `full`: adapters leave these rows as they are.
+    """
+    from control_plane.models.added_tokens import NewToken
+    from control_plane.models.added_tokens import extend as extended
+    from control_plane.platform.settings import load
+
+    tokens = [*(NewToken(content=t) for t in token or ()), *(NewToken(content=t, special=True) for t in special or ())]
+    made = extended(load(), model_id, base=base, tokens=tokens, directory=path, say=say)
+    shown = {**_shown(made.model), "base": made.base, "base_digest": made.base_digest, "token_ids": made.token_ids}
+    record_views.show(shown, fields, as_json=as_json)
+
+
 def list_models(
     known: Annotated[bool, typer.Option("--known", help="Also list well-known models that are not pinned yet.")] = False,
     as_json: Json = False,
@@ -93,7 +118,9 @@ def list_models(
 
 def show(model_id: ModelId, as_json: Json = False) -> None:
     """Show the catalogue entry of a base model."""
-    record_views.show(_shown(_catalogue().card(model_id)), fields, as_json=as_json)
+    catalogue = _catalogue()
+    made_from = catalogue.entry(model_id)[0].get("extended_from")
+    record_views.show({**_shown(catalogue.card(model_id)), "extended_from": made_from}, fields, as_json=as_json)
 
 
 def verify(model_id: ModelId, as_json: Json = False) -> None:

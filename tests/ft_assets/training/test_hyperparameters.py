@@ -150,7 +150,7 @@ def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(wi
         ({"target_modules": ["q_proj", "q_proj"]}, "all-linear, or a list"),
         ({"target_modules": "q_proj"}, "all-linear, or a list"),
         ({"modules_to_save": ["lm_head"]}, "cannot be served"),
-        ({"added_tokens": ["<tool>"]}, "adapter full keeps the base's tokenizer"),
+        ({"added_tokens": ["<tool>"]}, "ft admin models extend ID --base BASE"),
         ({"init_lora_weights": "olora"}, "one of pissa, pissa_niter_4"),
         ({"loraplus_lr_ratio": 0.5}, "at least 1"),
         ({"use_dora": "yes"}, "true or false"),
