@@ -104,7 +104,7 @@ def _checked(source: Path, tokens: Sequence[NewToken]) -> dict[str, int]:
             raise _refused(f"token {content!r} would hide the control token {swallowed!r} of the base", "choose another text")
     before = live.get_vocab(with_added_tokens=True)
     live.add_tokens(list(map(_added, tokens)))
-    ids = {content: live.token_to_id(content) for content in contents}
+    ids = {content: number for content in contents if (number := live.token_to_id(content)) is not None}
     first = max(before.values()) + 1
     if list(ids.values()) != list(range(first, first + len(ids))):
         raise InvalidRequest(

@@ -173,6 +173,6 @@ def _as_floats(raw: bytes, dtype: str) -> NDArray[Any]:
 
 def _as_stored(values: NDArray[np.float64], dtype: str) -> bytes:
     if dtype != "BF16":
-        return values.astype("<f4" if dtype == "F32" else "<f2").tobytes()
+        return bytes(values.astype("<f4" if dtype == "F32" else "<f2"))
     bits = values.astype("<f4").view("<u4")
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2").tobytes()  # to the nearest, ties to even
+    return bytes(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2"))  # to the nearest, ties to even

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,33 +58,33 @@ SPEC = TrainingSpec(
 
 def write_pack(
     directory: Path, *, num_windows: int = 21, length: int = 64, validation: int = 2, seed: int = 1, shards: int = 1,
-    examples: int | None = None, fingerprint: str = SPEC.pack_fingerprint,
+    examples: int | None = None, fingerprint: str = SPEC.pack_fingerprint, ids: Sequence[int] = range(VOCAB - 4),
 ) -> Path:  # fmt: skip
-    """A pack of random windows, two to four examples each, or `examples`; the first third of an example carries no loss."""
+    """A pack of random windows of `ids`, two to four examples each, or `examples`; the first third of an example carries no loss."""
     directory.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
     body: dict[str, Any] = {"fingerprint": fingerprint, "dataset_id": SPEC.dataset_id, "max_seq_len": length}
-    windows = [_window(rng, length, examples) for _ in range(num_windows)]
+    windows = [_window(rng, length, examples, ids) for _ in range(num_windows)]
     parts = [_write_shard(directory / f"shard-{n:05d}.parquet", windows[n * num_windows // shards : (n + 1) * num_windows // shards])
              for n in range(shards)]  # fmt: skip
     body |= {name: sum(part[name] for part in parts) for name in ("num_windows", "num_examples", "num_tokens")}
     body["shards"] = [shard for part in parts for shard in part["shards"]]
     body["validation"] = None
     if validation:
-        body["validation"] = _write_shard(directory / "val-00000.parquet", [_window(rng, length, examples) for _ in range(validation)])
+        body["validation"] = _write_shard(directory / "val-00000.parquet", [_window(rng, length, examples, ids) for _ in range(validation)])
     (directory / "manifest.json").write_text(json.dumps(body))
     return directory
 
 
-def _window(rng: random.Random, length: int, examples: int | None = None) -> dict[str, list[int]]:
+def _window(rng: random.Random, length: int, examples: int | None, ids: Sequence[int]) -> dict[str, list[int]]:
     lengths: list[int] = []
     while (left := length - sum(lengths)) > 20 and len(lengths) < (examples or 4):
         lengths.append(rng.randint(10, min(left, 30)))
-    ids = [rng.randrange(VOCAB - 4) for _ in range(sum(lengths))]
+    chosen = [rng.choice(ids) for _ in range(sum(lengths))]
     labels = []
     for n in lengths:
-        labels += [-100] * (n // 3) + ids[len(labels) + n // 3 : len(labels) + n]
-    return {"input_ids": ids, "labels": labels, "seq_lengths": lengths}
+        labels += [-100] * (n // 3) + chosen[len(labels) + n // 3 : len(labels) + n]
+    return {"input_ids": chosen, "labels": labels, "seq_lengths": lengths}
 
 
 def _write_shard(path: Path, windows: list[dict[str, list[int]]]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Training:
     """A job whose attempts run here, one after the other, in one work directory."""
 
     run_file: RunFile
+    vocab_size: int = VOCAB
     attempts: int = 0
     details: list[dict[str, Any]] = field(default_factory=list)
 
@@ -47,9 +48,9 @@ class Training:
         progress = Progress()
         stop = StopAtPoll(stop_at_poll)
         heartbeat = Heartbeat(given.work_dir / "heartbeat.json", progress, attempt=self.attempts, on_beat=lambda: None)
-        pack = pack_loader.load(given.pack_dir, given.spec, vocab_size=VOCAB)
+        pack = pack_loader.load(given.pack_dir, given.spec, vocab_size=self.vocab_size)
         try:
-            self.details.append(run(given, pack, vocab_size=VOCAB, progress=progress, heartbeat=heartbeat, stop=stop))
+            self.details.append(run(given, pack, vocab_size=self.vocab_size, progress=progress, heartbeat=heartbeat, stop=stop))
         except Preempted:
             return False
         return True
