@@ -25,7 +25,7 @@ class RetryPolicy:
         return min(self.most_s, self.first_s * 2.0 ** min(failures, 30))
 
 
-def with_retries(call: Callable[[], _T], retries: RetryPolicy, *, on_failure: Callable[[Exception], None] | None = None) -> _T:
+def with_retries(call: Callable[[], _T], retries: RetryPolicy) -> _T:
     """Calls `call` again and again while it fails; ``give_up_s`` after the first failure raises the last one, as ``Unavailable``."""
     failed_at, failures = 0.0, 0
     while True:
@@ -33,8 +33,6 @@ def with_retries(call: Callable[[], _T], retries: RetryPolicy, *, on_failure: Ca
             return call()
         except FAILURES as error:
             failed_at = failed_at or time.monotonic()
-            if on_failure:
-                on_failure(error)
             if time.monotonic() - failed_at >= retries.give_up_s:
                 if isinstance(error, Unavailable):
                     raise

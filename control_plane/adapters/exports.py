@@ -33,7 +33,7 @@ from control_plane.queue.tables import reservations
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import CRASHED, Limits, run_sandboxed
 from control_plane.serving import node_files
-from control_plane.tenants.tables import tenants
+from control_plane.tenants.service import find_tenant
 from ft_assets.adapters.exports import Format, Precision, checked, export_key
 from ft_assets.adapters.exports.archive import Built, Order
 from ft_assets.adapters.record import FULL, AdapterRecord
@@ -83,7 +83,7 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
             f"adapter {adapter.id} is archived, so its files are deleted; export another version", code="invalid_state", param="adapter_id"
         )
     with platform.engine.begin() as conn:
-        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # or concurrent calls count the same room
+        find_tenant(conn, tenant, lock=True)  # or two calls count the same room
         if (known := one_or_none(conn, requested_before, Export)) is not None:
             return known
         waiting = sa.select(sa.func.count()).where(exports.c.tenant_id == tenant, exports.c.status.in_((QUEUED, RUNNING)))

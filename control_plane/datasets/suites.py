@@ -24,7 +24,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many, one
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
-from control_plane.tenants.tables import tenants
+from control_plane.tenants.service import find_tenant
 from ft_assets import layout
 from ft_assets.datasets.checks.contamination.benchmarks import field_of, field_text
 from ft_assets.datasets.checks.contamination.contaminated_rows import contamination
@@ -261,7 +261,7 @@ def _bytes_left(platform: Platform, tenant: str | None, max_bytes: int) -> int:
 def _check_number(conn: Connection, tenant: str | None) -> None:
     if tenant is None:
         return
-    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # one at a time
+    find_tenant(conn, tenant, lock=True)  # one at a time
     num = conn.execute(sa.select(sa.func.count()).where(eval_suites.c.tenant_id == tenant)).scalar_one()
     if num >= MAX_SUITES:
         raise QuotaExceeded(f"suite limit reached ({num}, limit {MAX_SUITES}); remove one first", code="too_many_suites")

@@ -21,8 +21,8 @@ from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, validate_sandboxed, wall_s
 from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import tier_named
+from control_plane.tenants.service import find_tenant
 from control_plane.tenants.service import get as get_tenant
-from control_plane.tenants.tables import tenants
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets.ingest import IngestResult, Policies
 from ft_assets.datasets.pass_progress import Progress
@@ -176,14 +176,10 @@ def _announce(platform: Platform, tenant: str, dataset_id: str) -> None:
     """Schedule the version's objects for deletion unless :func:`register` claims them; does nothing for a registered version."""
     whole = _registered(tenant, dataset_id).where(datasets.c.report["erased"].astext.is_distinct_from("true"))
     with platform.engine.begin() as conn:
-        _lock(conn, tenant)
+        find_tenant(conn, tenant, lock=True)
         if conn.scalar(whole) is None:
             for key in _keys(tenant, dataset_id):
                 orphaned_objects.announce(conn, tenant, key, now=platform.clock())
-
-
-def _lock(conn: Connection, tenant: str) -> None:
-    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
 
 
 def _keys(tenant: str, dataset_id: str) -> list[str]:
@@ -197,7 +193,7 @@ def register(conn: Connection, file: File, accepted: Accepted, *, now: datetime)
     tenant's data gets a report again.
     """
     tenant = file.tenant_id
-    _lock(conn, tenant)  # each version has its own number
+    find_tenant(conn, tenant, lock=True)  # each version has its own number
     orphaned_objects.claim_if_announced(conn, _keys(tenant, accepted.dataset_id))
     name = dataset_name(file.filename)
     newest = sa.select(sa.func.coalesce(sa.func.max(datasets.c.version), 0)).where(datasets.c.tenant_id == tenant, datasets.c.name == name)

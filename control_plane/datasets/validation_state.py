@@ -22,7 +22,7 @@ from control_plane.notifications.outbox import publish
 from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.sandbox.sandbox_parent import CRASHED
-from control_plane.tenants.tables import tenants
+from control_plane.tenants.service import find_tenant
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.errors import Fault, FtError, IntegrityError, Unavailable
 from ft_assets.storable_text import printable
@@ -89,8 +89,8 @@ def written(platform: Platform, file_id: str, outcome: validation.Outcome, work:
 def _record(platform: Platform, conn: Connection, file_id: str, outcome: validation.Outcome, work: Work | None) -> File:
     """Records nothing if the file was deleted meanwhile, or another run of the work began since."""
     if not isinstance(outcome, validation.Refused):  # before the file, as a submission locks them: two orders would deadlock
-        owner = sa.select(files.c.tenant_id).where(files.c.id == file_id).scalar_subquery()
-        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == owner).with_for_update(key_share=True))
+        owner = conn.execute(sa.select(files.c.tenant_id).where(files.c.id == file_id)).scalar_one()
+        find_tenant(conn, owner, lock=True)
     file = _locked(conn, file_id)
     if file.status != "uploaded" or file.deleted_at is not None or (work is not None and not work.is_current(file)):
         return file

@@ -35,7 +35,7 @@ from control_plane.queue import cycle
 from control_plane.queue.launches import PRIORITY, order_due, order_key
 from control_plane.queue.tables import reservations
 from control_plane.serving.accepted_bases import SUCCEEDED as SUCCEEDED
-from control_plane.tenants.tables import tenants
+from control_plane.tenants.service import find_tenant
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
@@ -89,8 +89,8 @@ def request(
     digest = base_digest or platform.models.card(found.base_model).digest
     platform.models.get_pinned(found.base_model, digest)
     with platform.engine.begin() as conn:
-        if kind == MANUAL:  # serializes concurrent requests for counting; rows that refer to the tenant can still be written
-            conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
+        if kind == MANUAL:
+            find_tenant(conn, tenant, lock=True)  # or two calls count the same room
         record = adapters.locked(conn, tenant, found.id)
         if record.stage == Stage.ARCHIVED:
             raise Conflict(f"adapter {record.id} is archived: its files are gone", code="not_reevaluated", param="adapter_id")

@@ -26,7 +26,7 @@ from control_plane.platform.job_events import Event
 from control_plane.platform.records import many
 from control_plane.serving import observations
 from control_plane.serving.tables import StoredRoute, model_routes
-from control_plane.tenants.tables import tenants
+from control_plane.tenants.service import find_tenant
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
@@ -109,8 +109,7 @@ def put(platform: Platform, tenant: str, name: str, targets: Sequence[tuple[str,
     statement = insert(model_routes).values(tenant_id=tenant, name=name, created_at=now, **values)
     own = model_routes.c.tenant_id == tenant
     with platform.engine.begin() as conn:
-        # serializes calls of one tenant, so that the limit holds
-        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
+        find_tenant(conn, tenant, lock=True)  # or two calls count the same room
         others = conn.scalar(sa.select(sa.func.count()).select_from(model_routes).where(own, model_routes.c.name != name))
         if (others or 0) >= MAX_ROUTES:
             raise QuotaExceeded(f"the tenant has {others} routes, and the limit is {MAX_ROUTES}; delete one", code="too_many_routes")

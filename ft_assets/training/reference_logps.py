@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -146,12 +146,6 @@ def usable_files(directory: Path, key: str) -> list[ReferenceFile]:
         if manifest.key == key:
             found |= {entry.of: entry for entry in manifest.files if digest_of(directory / entry.name) == entry.sha256}
     return list(found.values())
-
-
-def load_logps(directory: Path, manifest: ReferenceManifest, pack_files: Iterable[str]) -> pa.Table:
-    """Returns the log-probabilities of the rows in `pack_files`, in their order; columns by the manifest's kind of pack."""
-    by_file = {entry.of: entry.name for entry in manifest.files}
-    return pa.concat_tables([SCHEMAS[manifest.kind].empty_table(), *(pq.read_table(directory / by_file[name]) for name in pack_files)])
 
 
 def write_logps(directory: Path, pack_file: str, columns: dict[str, Any], *, kind: str = "pairs") -> ReferenceFile:

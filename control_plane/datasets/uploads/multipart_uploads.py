@@ -30,9 +30,8 @@ from control_plane.platform import records
 from control_plane.platform.build_lock import lock_number
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import GIB, Tier, tier_named
+from control_plane.tenants.service import find_tenant, refuse_while_deleted
 from control_plane.tenants.service import get as get_tenant
-from control_plane.tenants.service import refuse_while_deleted
-from control_plane.tenants.tables import tenants
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
 from ft_assets.layout import file_key, part_key, safe_filename
 
@@ -89,9 +88,7 @@ def create(
         "expires_at": now + LIVES,
     }  # fmt: skip
     with platform.engine.begin() as conn:
-        conn.execute(
-            sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True)
-        )  # or two calls count the same room
+        find_tenant(conn, tenant, lock=True)  # or two calls count the same room
         refuse_while_deleted(conn, tenant)
         _check_limit(conn, tenant, tier, num_bytes)
         return _view(platform, conn, records.one(conn, sa.insert(uploads).values(values).returning(uploads), Upload))

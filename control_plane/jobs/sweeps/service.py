@@ -32,8 +32,8 @@ from control_plane.platform.job_states import FINAL, JobState, openai_status
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import many, one_or_none
 from control_plane.quotas import service as quotas
-from control_plane.tenants.service import SUSPENDED
-from control_plane.tenants.tables import idempotency_keys, tenants
+from control_plane.tenants.service import SUSPENDED, find_tenant
+from control_plane.tenants.tables import idempotency_keys
 from ft_assets.errors import Conflict, Fault, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.storable_text import check_storable
 from ft_assets.training.spec import canonical_json
@@ -70,7 +70,7 @@ def create(platform: Platform, tenant: str, body: Mapping[str, Any], attempt: du
     attempt = replace(attempt or duplicate_requests.Attempt(received_at=platform.clock(), twin_meant=True), scope="sweep")
     sha256 = hashlib.sha256(canonical_json(dict(body)).encode()).hexdigest()
     with platform.engine.begin() as conn:
-        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
+        find_tenant(conn, tenant, lock=True)
         known = _known(conn, tenant, sha256, attempt)
         sweep_id = known or _insert(conn, platform, tenant, given, settings, trials)
         remembered = attempt if attempt.key is not None else replace(attempt, key=sha256, scope=BODY)

@@ -258,14 +258,10 @@ class ChatTokenizer:
         np.maximum.at(out, np.asarray(owners, dtype=np.int64), np.asarray(self._lengths(layouts, most), dtype=np.int64))
         return Measured(num_tokens=out, untrained_turns=rewritten, left_out=left_out)
 
-    def render_prompt(self, messages: Sequence[Message], *, tools: Sequence[JsonObject] = ()) -> list[int]:
-        """Returns the ids of `messages` followed by the start of the assistant's turn: the input for an answer."""
-        return self.render_turns([m.as_template() for m in messages], tools=tools)
-
     def render_turns(
         self, turns: Sequence[JsonObject], *, tools: Sequence[JsonObject] = (), kwargs: Mapping[str, TemplateValue] = NO_KWARGS
     ) -> list[int]:
-        """Does :meth:`render_prompt` for messages in template form, with further variables of the template."""
+        """Returns the ids of `turns`, messages in template form, followed by the start of the assistant's turn: the input for an answer."""
         text = self._chat_template().render(turns, tools=tools, kwargs=kwargs, add_generation_prompt=True).text
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 

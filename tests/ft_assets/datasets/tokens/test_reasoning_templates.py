@@ -113,7 +113,7 @@ def test_what_carries_loss_is_what_inference_would_generate(model: Load, name: s
     history_unchanged = name == "kept" or (name in ("opened", "one line") and not kinds[0])
     assert turns == ([0, 1] if history_unchanged else [1])
     for number, run in zip(turns, runs, strict=True):
-        prompt = tokenizer.decode(tokenizer.render_prompt(example.messages[: 2 * number + 1]))
+        prompt = tokenizer.decode(tokenizer.render_turns([m.as_template() for m in example.messages[: 2 * number + 1]]))
         if name in ("opened", "one line") and not kinds[number]:
             assert run == f"answer {number}<|im_end|>", "and the check warns that the prompt says otherwise"
             continue

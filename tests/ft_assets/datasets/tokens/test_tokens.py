@@ -149,7 +149,7 @@ def test_an_end_of_turn_outside_of_the_marks_is_trained_all_the_same(tiny_model:
 
 def test_the_prompt_of_an_evaluation_is_the_prefix_of_training(tokenizer: ChatTokenizer) -> None:
     example = chat_example("What now?", "Nothing.")
-    prompt = tokenizer.render_prompt(example.prompt)
+    prompt = tokenizer.render_turns([m.as_template() for m in example.prompt])
     assert tokenizer.encode(example, max_seq_len=1000).input_ids.tolist()[: len(prompt)] == prompt
     assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n")
 

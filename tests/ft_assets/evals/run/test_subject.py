@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ft_assets.datasets.schema import Message
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.suites.model_requests import Answer, Generate, Likelihood, Loss, Request
@@ -227,7 +226,7 @@ def test_prompts_are_rendered_as_training_renders_them_with_its_date_and_their_t
     base = changed_base(place, tmp_path / "dated", "tokenizer_config.json", chat_template=DATED)
     encoder, trained = Subject(base).encoder, ChatTokenizer.load(base)
     asked = Generate(id="g", messages=({"role": "user", "content": "rain?"},), tools=(TOOL,), max_new_tokens=8)
-    assert list(encoder.prompt(asked).ids) == trained.render_prompt([Message(role="user", content="rain?")], tools=[TOOL])
+    assert list(encoder.prompt(asked).ids) == trained.render_turns([{"role": "user", "content": "rain?"}], tools=[TOOL])
     text = encoder.tokenizer.decode(encoder.prompt(asked).ids)
     assert "26 Jul 2024" in text and datetime.now().strftime("%d %b %Y") not in text
     assert '"weather"' in text

@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
 from ft_assets.datasets.packs.manifest import PackManifest  # noqa: E402
-from ft_assets.training.reference_logps import load_logps, partial_name, reference_key, verify  # noqa: E402
+from ft_assets.training.reference_logps import partial_name, reference_key, verify  # noqa: E402
 from ft_assets.training.runtime import reference  # noqa: E402
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec  # noqa: E402
 from ft_assets.training.spec import Quantization  # noqa: E402
 from tests.ft_assets.training.preference_packs import build_judged, build_preferences  # noqa: E402
+from tests.support.models.reference_rows import load_logps  # noqa: E402
 from tests.support.models.tiny_adapter import build_tiny_adapter  # noqa: E402
 from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
 

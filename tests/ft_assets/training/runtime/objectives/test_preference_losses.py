@@ -17,9 +17,10 @@ import torch.distributed as dist  # noqa: E402
 from torch.nn.functional import logsigmoid  # noqa: E402
 
 from ft_assets.training import methods  # noqa: E402
-from ft_assets.training.reference_logps import ReferenceManifest, load_logps  # noqa: E402
+from ft_assets.training.reference_logps import ReferenceManifest  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC  # noqa: E402
 from tests.ft_assets.training.runtime.objectives.preference_runs import METHODS, Site, log_probability, share, shares, stirred  # noqa: E402
+from tests.support.models.reference_rows import load_logps  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of the libraries; a run silences them too
 
