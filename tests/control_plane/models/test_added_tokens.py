@@ -29,7 +29,7 @@ from control_plane.platform.settings import Settings, load  # noqa: E402
 from control_plane.tenants.rules import Tenant  # noqa: E402
 from control_plane.tenants.tables import tenants  # noqa: E402
 from ft_assets.adapters import whole_model  # noqa: E402
-from ft_assets.adapters.exports import Precision, gguf_file  # noqa: E402
+from ft_assets.adapters.exports import Precision, gguf_file, merge  # noqa: E402
 from ft_assets.datasets import step  # noqa: E402
 from ft_assets.datasets.schema import Example, Message  # noqa: E402
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer  # noqa: E402
@@ -183,9 +183,9 @@ def test_training_all_parameters_changes_each_new_row_and_gives_a_whole_model(tm
     assert Training(run_file=run, vocab_size=rows).attempt()
     final = tmp_path / "work" / "final"
     assert whole_model.verify(final, base_dir=new) == []
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(new / name, final / name)
-    before, after = decoder.load(new), decoder.load(final)
+    merge.merge(new, final, tmp_path / "export")
+    assert ids_of(tmp_path / "export", "<tool></tool><|call|>") == ids
+    before, after = decoder.load(new), decoder.load(tmp_path / "export")
     for table in ("get_input_embeddings", "get_output_embeddings"):
         old, trained = (getattr(model, table)().weight[ids] for model in (before, after))
         assert torch.equal(old[0], old[1]), "the rows begin alike"
