@@ -21,6 +21,7 @@ from control_plane.models.embedding_rows import Rows
 from control_plane.models.model_fetch import INDEX, WANTED
 from control_plane.platform.settings import Settings
 from ft_assets.base_models import BaseModel, model_config, weight_files
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.durable_files import in_threads, sync_to_disk
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 from ft_assets.training.disk_space import free_bytes, is_disk_full
@@ -89,7 +90,7 @@ def extend(
 def _checked(source: Path, tokens: Sequence[NewToken]) -> dict[str, int]:
     """Returns the id that each token gets, or refuses one that would not be a token of its own."""
     live = Tokenizer.from_file(str(source / "tokenizer.json"))
-    special = [t.content for t in live.get_added_tokens_decoder().values() if t.special]
+    control = sorted(ChatTokenizer.load(source).control_tokens)
     contents = [token.content for token in tokens]
     if not contents:
         raise _refused("no token was given", "name at least one with --token or --special-token")
@@ -100,8 +101,8 @@ def _checked(source: Path, tokens: Sequence[NewToken]) -> dict[str, int]:
             raise _refused(f"token {content!r} was given twice", "give it once")
         if (found := _known_id(live, content)) is not None:
             raise _refused(f"token {content!r} is in the vocabulary already, with id {found}", "leave it out, or choose another text")
-        if (swallowed := next((s for s in special if _takes_from(content, s)), None)) is not None:
-            raise _refused(f"token {content!r} would hide the control token {swallowed!r} of the base", "choose another text")
+        if (hidden := next((token for token in control if _takes_from(content, token)), None)) is not None:
+            raise _refused(f"token {content!r} would hide the control token {hidden!r} of the base", "choose another text")
     before = live.get_vocab(with_added_tokens=True)
     live.add_tokens(list(map(_added, tokens)))
     ids = {content: number for content in contents if (number := live.token_to_id(content)) is not None}

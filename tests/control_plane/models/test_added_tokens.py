@@ -41,7 +41,7 @@ from tests.ft_assets.adapters.test_exports import with_merges  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
 from tests.support.models.families import build_family  # noqa: E402
-from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
+from tests.support.models.tiny_model import CHAT_TEMPLATE, build_tiny_model  # noqa: E402
 from tests.support.processes.ft_command import run_ft  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")  # of the libraries
@@ -248,7 +248,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a": ("in the vocabulary already, with id 64", "another text"),
     "<|im_end|>": ("in the vocabulary already, with id 259", "another text"),
     "<|im_end|>x": (r"would hide the control token '<\|im_end\|>'", "another text"),
-    "x<|im_": (r"would hide the control token '<\|im_start\|>'", "another text"),
+    "x<|im_s": (r"would hide the control token '<\|im_start\|>'", "another text"),
 }
 
 
@@ -259,6 +259,18 @@ def test_a_token_that_would_not_be_one_of_its_own_is_refused(tiny: Home, tmp_pat
         tiny.extend(tmp_path / "new", tokens=[NewToken(content="<twice>"), NewToken(content=text)])
     assert (refused.value.code, refused.value.param) == ("invalid_token_text", "token")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_token_that_the_template_writes_is_a_control_token_and_cannot_be_hidden(tmp_path: Path) -> None:
+    template = CHAT_TEMPLATE.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n</think>'")
+    assert template != CHAT_TEMPLATE
+    held = home(tmp_path, build_tiny_model(tmp_path / "base", template=template))
+    held.extend(tmp_path / "one", tokens=[NewToken(content="</think>")])
+    tokenizer = ChatTokenizer.load(tmp_path / "one")
+    assert tokenizer.render_turns([{"role": "user", "content": "hi"}])[-1] == 260
+    assert "</think>" in tokenizer.control_tokens
+    with pytest.raises(InvalidRequest, match="would hide the control token '</think>'"):
+        held.extend(tmp_path / "two", model_id="acme/two", base=ID, tokens=[NewToken(content="x</think>")])
 
 
 def test_a_text_that_is_one_token_in_another_spelling_is_refused(tiny: Home, tmp_path: Path) -> None:
