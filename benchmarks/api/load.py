@@ -44,9 +44,9 @@ from resources.database.engine import make_engine
 GOALS_MS = {"reads": 50.0, "create": 100.0}
 PERCENTILES = (50, 95, 99)
 PLANNED_TENANTS, PLANNED_JOBS = 500, 100_000
-SETTLED_CORES, SETTLE_S = 0.15, 600.0
-"""Measurement begins when workers, schedulers and PostgreSQL together use less, or after this time: the history is new to them, and its
-months are invoiced."""
+SETTLED_CORES, SETTLED_FOR_S, SETTLE_S = 0.15, 75.0, 1800.0
+"""Measurement begins when workers, schedulers and PostgreSQL together used less for this long (the longest period of their frequent work is
+a minute), or at the latest: the history is new to them, and its months are invoiced, for some seconds of each minute."""
 SATURATED = 0.8
 """Higher rates are not tried when fewer than this share of the requests are answered while they are sent: the rest waits."""
 LIMITED, LIMIT = 0, 120
@@ -98,13 +98,13 @@ def stored(url: str, num_jobs: int, events_per_job: int) -> History:
 
 def settle(deployment: Deployment) -> float:
     """Wait until what the processes do by themselves has calmed down; returns the seconds."""
-    began = time.monotonic()
-    while time.monotonic() - began < SETTLE_S:
-        before, at = deployment.cpu_s(), time.monotonic()
+    began = busy_at = time.monotonic()
+    while (now := time.monotonic()) - began < SETTLE_S and now - busy_at < SETTLED_FOR_S:
+        before = deployment.cpu_s()
         time.sleep(5)
         used = {kind: cpu - before[kind] for kind, cpu in deployment.cpu_s().items() if kind not in ("api", "proxy", "callers")}
-        if sum(used.values()) / (time.monotonic() - at) < SETTLED_CORES:
-            break
+        if sum(used.values()) / (time.monotonic() - now) >= SETTLED_CORES:
+            busy_at = time.monotonic()
     return round(time.monotonic() - began, 1)
 
 
