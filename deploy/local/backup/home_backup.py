@@ -128,6 +128,7 @@ class Steps:
 
 
 def _write(settings: Settings, directory: Path, links: ObjectLinks, steps: Steps) -> Manifest:
+    commit = provenance.commit()  # an installation that does not know it is told so before hours of copying
     listed = FileList(directory)
     (directory / DATABASE).mkdir()
     with steps.step("linked the objects, so that none disappears") as details:
@@ -155,7 +156,7 @@ def _write(settings: Settings, directory: Path, links: ObjectLinks, steps: Steps
     return backup_manifest.write(
         directory,
         Manifest(
-            format=backup_manifest.FORMAT, taken_at=moment.taken_at, version=version("ft-platform"), commit=provenance.commit(),
+            format=backup_manifest.FORMAT, taken_at=moment.taken_at, version=version("ft-platform"), commit=commit,
             schema=schema, rows=rows, home=settings.home.as_uri(), object_store=settings.object_store, settings=_settings(),
             absent=tuple(absent), key_file_outside=outside, num_files=listed.num_files, num_bytes=listed.num_bytes,
             files_sha256=listed.close(),
