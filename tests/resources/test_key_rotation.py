@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import time
 import uuid
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from cryptography.fernet import Fernet
 
+from control_plane.datasets import validation_tasks
+from control_plane.datasets.tables import File, files
 from control_plane.notifications import webhook_endpoints as webhooks
 from control_plane.notifications.signatures import opened, sealed_secrets, sealed_url
 from control_plane.notifications.tables import SigningSecret, webhook_endpoints
+from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.secrets import cipher, keys_in, unseal
+from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from control_plane.tracking import service as tracking
 from control_plane.tracking.tables import integrations
@@ -28,6 +34,7 @@ from resources.object_store import LOCAL_KEYS, from_url, object_links
 from resources.object_store.local import LocalObjectStore, Renewed
 from resources.object_store.tenant_keys import KEYS, TenantKeys
 from resources.tracking.wandb_server import HttpWandb
+from tests.support.jobs.metered_job import metered_job
 
 TEXT = os.urandom(3 << 20)
 """Three chunks."""
@@ -49,7 +56,7 @@ def store_of(platform: Platform) -> LocalObjectStore:
 def aged(platform: Platform) -> None:
     """The keys were added two hours ago."""
     keys = platform.settings.home / "objects" / KEYS
-    for file in (platform.settings.secrets_key_file, *keys.iterdir()):
+    for file in (platform.settings.secrets_key_file, *keys.glob("*")):
         os.utime(file, (file.stat().st_mtime - 7200,) * 2)
 
 
@@ -206,6 +213,59 @@ def test_keys_of_a_rotation_that_stopped_before_the_tenants_are_retired_without_
     aged(encrypted)
     assert key_rotation.retire(encrypted) == {"secrets.key": 1}
     assert store_of(encrypted).get_bytes("tenants/a/x") == TEXT
+
+
+def test_keys_are_kept_until_the_newest_of_them_is_old_enough(encrypted: Platform) -> None:
+    encrypted.objects.put_bytes("tenants/a/x", TEXT)
+    key_rotation.rotate(encrypted)
+    os.utime(encrypted.settings.secrets_key_file, (time.time() - 7200,) * 2)
+    with pytest.raises(Conflict, match="retire it in"):
+        key_rotation.retire(encrypted)
+    assert len(keys_in(encrypted.settings.secrets_key_file)) == 2
+
+
+def test_keys_are_kept_while_a_workload_that_was_granted_one_runs(encrypted: Platform) -> None:
+    job = metered_job(encrypted)
+    key_rotation.rotate(encrypted)
+    aged(encrypted)
+    now = encrypted.clock()
+    held = {"job_id": job.id, "pool": "local", "num_gpus": 1}
+    with encrypted.engine.begin() as conn:
+        conn.execute(sa.insert(reservations).values(**held, attempt=1, granted_at=now - timedelta(hours=3)))
+    with pytest.raises(Conflict, match=f"a workload of job {job.id} started before the newest key"):
+        key_rotation.retire(encrypted)
+    with encrypted.engine.begin() as conn:
+        conn.execute(sa.update(reservations).values(released_at=now))
+        conn.execute(sa.insert(reservations).values(**held, attempt=2, granted_at=now - timedelta(hours=1)))
+    assert key_rotation.retire(encrypted) == {"secrets.key": 1}, "the one that runs was granted the newest key"
+
+
+def test_keys_are_kept_while_an_import_waits_with_a_token(encrypted: Platform) -> None:
+    job = metered_job(encrypted)
+    key_rotation.rotate(encrypted)
+    aged(encrypted)
+    with encrypted.engine.begin() as conn:
+        file = records.one(conn, sa.select(files).where(files.c.tenant_id == job.tenant), File)
+        validation_tasks.add_fetch(encrypted, conn, file, hub_token="")
+        validation_tasks.add_fetch(encrypted, conn, file, hub_token="hf_of_the_tenant")
+    with pytest.raises(Conflict, match="1 imports wait with an older one"):
+        key_rotation.retire(encrypted)
+    with encrypted.engine.begin() as conn:
+        conn.execute(sa.text("DELETE FROM tasks.procrastinate_jobs WHERE args ->> 'sealed_token' <> ''"))
+    assert key_rotation.retire(encrypted) == {"secrets.key": 1}
+
+
+def test_a_secret_that_a_process_encrypts_with_the_old_key_after_the_rotation_is_kept(encrypted: Platform) -> None:
+    tenant, _ = tenants.create(encrypted, "t-late")
+    (old,) = keys_in(encrypted.settings.secrets_key_file)
+    key_rotation.rotate(encrypted)
+    made = endpoint(encrypted, tenant.id)
+    sealed = Fernet(old).encrypt(b"https://example.com/late").decode()
+    with encrypted.engine.begin() as conn:
+        conn.execute(sa.update(webhook_endpoints).where(webhook_endpoints.c.id == made).values(sealed_url=sealed))
+    aged(encrypted)
+    assert key_rotation.retire(encrypted) == {"secrets.key": 1}
+    assert webhooks.get(encrypted, tenant.id, made).url == "https://example.com/late"
 
 
 def test_a_secret_that_no_key_opens_stays_and_stops_no_rotation(encrypted: Platform) -> None:

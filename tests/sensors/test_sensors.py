@@ -8,7 +8,8 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -19,6 +20,7 @@ from dagster._core.test_utils import create_run_for_test, instance_for_test
 from agent.messages import Exit
 from control_plane.attempts import evaluation_endings
 from control_plane.attempts import service as attempts
+from control_plane.attempts.claims import Claim
 from control_plane.billing import refunds
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
@@ -28,15 +30,18 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import launches
 from control_plane.tenants import service as tenants
+from ft_assets.errors import Fault
 from ft_assets.platform_resource import PlatformResource
-from ft_assets.training.failures import StopReason
+from ft_assets.training.failures import Retry, StopReason
 from resources.dagster.run_records import record_path, runs_dir
+from resources.launcher import LocalLauncher
 from resources.launcher.process_identity import identity
 from sensors import recovery
 from sensors.admission import admission
 from sensors.recovery import HUNG, MAX_REPLACEMENTS, SETTLED, UNQUEUED, failures, why_gone
 from sensors.scheduling_cycle import scheduling as scheduling_sensor
-from tests.support.jobs.claimed_job import ending, held_by
+from tests.support.jobs.claimed_job import ending, failure, held_by, ledger
+from tests.support.jobs.started_job import start_job
 
 
 @pytest.fixture
@@ -147,6 +152,55 @@ def test_an_operator_decides_on_the_bill_of_an_evaluation_that_is_given_up_with_
     assert jobs.get(platform, tenant, job_id).job.state == "failed"
     (case,) = refunds.list_cases(platform, tenant=tenant).items
     assert (case.job_id, case.attempt, case.outcome) == (job_id, held.attempt, "evaluation_lost")
+
+
+def last_run_failed(platform: Platform, instance: dg.DagsterInstance, held: Claim) -> str:
+    """The last run that a training may have ended without moving the job; its key."""
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == held.job_id).values(train_runs=MAX_REPLACEMENTS - 1))
+    (due,) = launches.due_runs(platform, ("train",))
+    create_run_for_test(instance, job_name="train", tags={"dagster/ft_run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
+    return due.run_key
+
+
+def test_a_training_that_is_given_up_costs_nothing_and_its_workload_is_stopped_after_its_bill(
+    fresh_platform: Platform, write_chat_rows: Callable[..., Path], instance: dg.DagsterInstance
+) -> None:
+    held = start_job(fresh_platform, write_chat_rows)
+    run_key = last_run_failed(fresh_platform, instance, held)
+
+    class Ends(LocalLauncher):
+        """Its workloads end as soon as they are asked to, and the worker that watches them sees it at once."""
+
+        def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
+            attempts.finish(fresh_platform, held, ending(failure("cancelled", Fault.USER, Retry.NEVER), seconds=7200.0))
+            return WorkloadStatus(name=name, phase=WorkloadPhase.EXITED, exit_code=143)
+
+    later = replace(fresh_platform, clock=lambda: fresh_platform.clock() + recovery.pause(MAX_REPLACEMENTS))
+    assert run_key in str(recovery.replace_dead(later, instance, Ends(fresh_platform.settings.work_dir / "launcher")))
+    assert jobs.get(fresh_platform, held.tenant, held.job_id).job.state == "failed"
+    assert launches.due_runs(fresh_platform, ("train",)) == []
+    entries = ledger(fresh_platform, held.job_id)
+    assert [entry.kind for entry in entries] == ["refund", "usage"]
+    assert sum(entry.amount_micros for entry in entries) == 0
+
+
+def test_a_job_that_moves_on_while_dagster_is_asked_about_its_last_run_is_not_given_up(
+    fresh_platform: Platform, write_chat_rows: Callable[..., Path], instance: dg.DagsterInstance
+) -> None:
+    held = start_job(fresh_platform, write_chat_rows)
+    last_run_failed(fresh_platform, instance, held)
+    looks = list[datetime]()
+
+    def clock() -> datetime:  # asked for once for forgotten runs, and then for this one
+        looks.append(fresh_platform.clock() + recovery.pause(MAX_REPLACEMENTS))
+        if len(looks) == 2:
+            attempts.finish(fresh_platform, held, ending())
+        return looks[-1]
+
+    launcher = LocalLauncher(fresh_platform.settings.work_dir / "launcher")
+    assert recovery.replace_dead(replace(fresh_platform, clock=clock), instance, launcher) == []
+    assert jobs.get(fresh_platform, held.tenant, held.job_id).job.state == "evaluating"
 
 
 def test_a_run_that_ended_just_now_may_still_move_its_job(submitted: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:

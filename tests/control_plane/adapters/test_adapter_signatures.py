@@ -17,6 +17,7 @@ from sqlalchemy.exc import ProgrammingError
 from typer.testing import CliRunner
 
 from control_plane.adapters import adapter_signatures, lineage, signing_keys
+from control_plane.adapters.service import set_stage
 from control_plane.adapters.tables import adapters
 from control_plane.cli.command_tree import build
 from control_plane.client import FtClient
@@ -25,6 +26,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
 from ft_assets.adapters.signatures import dsse, public_keys, signed_folder, statements
+from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, IntegrityError, NotFound
 from tests.support.jobs.finished_job import finish
 from tests.support.platform.database_roles import as_operator
@@ -149,6 +151,34 @@ def test_a_key_that_cannot_sign_is_refused_with_its_file(signer: Platform) -> No
     file.chmod(0o644)
     with pytest.raises(IntegrityError, match="chmod 600"):
         signing_keys.current(signer)
+
+
+def test_the_key_that_signs_stays_when_the_next_one_cannot_be_published(signer: Platform) -> None:
+    before = signing_keys.current(signer)
+
+    def away(_conn: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("INSERT INTO signing_keys"):
+            raise OSError("the database is away")
+
+    sa.event.listen(signer.engine, "before_cursor_execute", away)
+    try:
+        with pytest.raises(OSError, match="away"):
+            signing_keys.rotate(signer)
+    finally:
+        sa.event.remove(signer.engine, "before_cursor_execute", away)
+    assert signing_keys.current(signer).private_bytes_raw() == before.private_bytes_raw()
+    assert public_keys.key_id(before.public_key()) != signing_keys.rotate(signer).id in signing_keys.trusted(signer)
+
+
+def test_an_archived_adapter_is_not_signed_because_its_files_are_gone(
+    signer: Platform, tenant: Tenant, adapter_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = adapter_signatures.get_adapter(signer, tenant.id, adapter_id)
+    signer.objects.delete(f"{record.object_prefix}/manifest.json")
+    with signer.engine.begin() as conn:
+        set_stage(conn, adapter_id, Stage.ARCHIVED, archived_at=signer.clock())
+    adapter_signatures.sign_due(signer)
+    assert adapter_id not in caplog.text
 
 
 def test_only_operators_revoke_a_key(signer: Platform, platform: Platform) -> None:

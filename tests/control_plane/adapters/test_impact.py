@@ -6,17 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-import sqlalchemy as sa
 
 from control_plane.adapters import promotions
 from control_plane.adapters.impact import Change, Impact, impact, possible, standing
 from control_plane.adapters.service import set_stage
-from control_plane.platform.context import Platform
 from control_plane.serving import model_routes
 from ft_assets.adapters.stages import GRACE, Stage
 from ft_assets.errors import Conflict
 from tests.support.jobs.followed_jobs import until
 from tests.support.platform.fleet_in_memory import Place
+from tests.support.platform.lock_waits import num_waiting
 
 
 def of(place: Place, adapter: str, change: Change) -> Impact:
@@ -90,15 +89,9 @@ def test_a_rollback_whose_predecessor_is_deprecated_meanwhile_goes_to_the_one_be
     with ThreadPoolExecutor() as others, place.platform.engine.connect() as deprecating:
         set_stage(deprecating, two, Stage.DEPRECATED, deprecated_at=place.clock.now)  # and holds its row
         done = others.submit(promotions.rollback, place.platform, place.tenant, three)
-        until(lambda: is_waiting_for_a_lock(place.platform))
+        until(lambda: num_waiting(place.platform))
         deprecating.commit()
         assert done.result(timeout=60).serving.id == one
-
-
-def is_waiting_for_a_lock(platform: Platform) -> bool:
-    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    with platform.engine.connect() as conn:
-        return bool(conn.scalar(sa.text(query)))
 
 
 def test_the_last_version_leaves_nothing_that_answers(place: Place) -> None:

@@ -84,6 +84,7 @@ def test_of_an_attempt_that_a_stop_has_a_part_in_an_operator_decides_on_what_is_
     refunds.grant(platform, case.id, by="opk_1", note="ours")
     total = usage.cost_of_job(platform, job.tenant, job.id).total
     assert (total.amount_micros, total.usage_micros, total.refund_micros, total.refunded_gpu_ms) == (0, 4_000_000, -4_000_000, 3_600_000)
+    assert sum(entry.list_micros for entry in job.entries()) == 0
     assert not [d for d in ledger_check.check(platform).differences if job.id in d.id]
     with platform.engine.connect() as conn:
         assert quotas.standing(conn, job.tenant, month).settled_s == 0

@@ -21,6 +21,7 @@ from control_plane.tenants import audit_log, members, operators, sessions, suspe
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import console_sessions
+from ft_assets.errors import Forbidden
 from resources.openid_provider import OpenIdProvider
 from tests.control_plane.console.conftest import Visitor
 from tests.support.processes.openid_provider import CLIENT, SECRET, Provider, openid_provider
@@ -246,6 +247,30 @@ def test_a_token_that_cannot_be_trusted_opens_nothing(
     assert words in answer.text
     assert sessions.COOKIE not in person.http.cookies
     assert "/console/oidc/start" in answer.text, "the page offers another try"
+
+
+ADDRESSES: dict[str, tuple[dict[str, object], str | None]] = {
+    # claims of the token and of the userinfo endpoint; the address that counts, None if none is verified
+    "the token does not say": ({"email_verified": None, "userinfo": {"email": "b@example.com", "email_verified": True}}, "b@example.com"),
+    "the token verifies no address": ({"email": None, "userinfo": {"email": "b@example.com", "email_verified": None}}, None),
+    "userinfo verifies no address": ({"email_verified": None, "userinfo": {"email": None, "email_verified": True}}, None),
+    "the token is complete": ({"userinfo": {"email": "b@example.com", "email_verified": True, "groups": ["x"]}}, "a@example.com"),
+    "userinfo withdraws it": ({"email_verified": None, "userinfo": {"email_verified": False}}, None),
+}
+
+
+@pytest.mark.parametrize("where", ADDRESSES)
+def test_an_address_and_its_verification_come_from_one_document(provider: Provider, where: str) -> None:
+    claims, counts = ADDRESSES[where]
+    client, callback = OpenIdProvider(issuer=provider.url, client_id=CLIENT, client_secret=lambda: SECRET), "http://127.0.0.1/cb"
+    begun = client.begin(callback)
+    code = parse_qs(urlsplit(provider.allow(begun.url, provider.person("a@example.com", **claims))).query)["code"][0]
+    if counts is None:
+        with pytest.raises(Forbidden) as refused:
+            client.redeem(code, nonce=begun.nonce, verifier=begun.verifier, redirect_uri=callback)
+        assert refused.value.code in ("email_not_verified", "oidc_not_trusted")
+    else:
+        assert client.redeem(code, nonce=begun.nonce, verifier=begun.verifier, redirect_uri=callback).email == counts
 
 
 def test_an_answer_counts_only_in_the_browser_that_asked(platform: Platform, tenant: Tenant, person: Person, api_url: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,6 +18,7 @@ import sqlalchemy as sa
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Adapter
+from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.attempts.tables import checkpoints
 from control_plane.evaluations import answer_cache, reports
 from control_plane.evaluations import service as evaluations
@@ -58,6 +58,7 @@ from tests.support.jobs.finished_job import prepare
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.platform.fleet_in_memory import OwnServers, Server, Servers
+from tests.support.platform.lock_waits import wait_for_a_lock
 
 LONGER = Advice(code="too_few_steps", message="Train for longer.")
 MODEL = "acme/concluded"
@@ -149,6 +150,25 @@ def test_a_passed_adapter_is_promoted_and_its_verdict_is_kept_once(operated: Pla
     assert job(operated, job_id)["state"] == "succeeded"
     assert adapter_step.conclude(operated, tenant.id, job_id).id == made.id
     assert verdicts(operated, tenant, made.id) == [("gate", "passed", [])]
+
+
+@pytest.mark.slow
+def test_a_job_that_another_run_concluded_meanwhile_ends_once_and_is_served(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate
+) -> None:
+    job_id, first = evaluated_job(), list[Adapter]()
+
+    def clock() -> datetime:  # of a run that has read the job; its first look after the registration is outside of transactions
+        with operated.engine.connect() as conn:
+            is_registered = conn.scalar(sa.select(sa.exists().where(adapters_table.c.job_id == job_id)))
+        if is_registered and not first:
+            first.append(adapter_step.conclude(operated, tenant.id, job_id))
+        return operated.clock()
+
+    second = adapter_step.conclude(replace(operated, clock=clock), tenant.id, job_id)
+    assert [(one.id, one.stage) for one in (*first, second)] == [(second.id, "production")] * 2
+    assert published(operated, job_id)[-1:] == ["fine_tuning.job.succeeded"]
+    assert verdicts(operated, tenant, second.id) == [("gate", "passed", [])]
 
 
 def published(platform: Platform, subject: str) -> list[str]:
@@ -350,6 +370,7 @@ def test_a_pass_on_the_present_base_promotes_nothing_that_waits_for_more(
     told = last_event(operated, job_id, "reevaluation_passed")
     assert told is not None
     assert f"{command} {made.id}" in told["message"]
+    assert reevaluation_step.take_up(replace(operated, clock=lambda: utc_now() + 2 * reevaluation_step.SETTLED)) == [], "told once"
 
 
 def test_a_base_that_is_updated_once_more_is_judged_on_too(
@@ -392,15 +413,6 @@ def test_an_update_between_the_checks_and_the_promotion_is_seen(
         with pytest.raises(Conflict, match="base_digest_mismatch"):
             promotion.result(20)
     assert adapters.get_adapter(operated, tenant.id, made.id).stage == "draft"
-
-
-def wait_for_a_lock(platform: Platform) -> None:
-    query = sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-    until = time.monotonic() + 20
-    with platform.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        while not conn.execute(query).scalar_one():
-            assert time.monotonic() < until, "nobody waits"
-            time.sleep(0.01)
 
 
 def test_an_adapter_that_may_not_be_served_now_is_kept_and_the_job_says_why(

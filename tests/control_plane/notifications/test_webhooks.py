@@ -181,3 +181,11 @@ def test_another_rotation_does_not_prolong_a_secret_that_is_to_end(world: World,
     world.send()
     (received,) = there.received
     assert len(received.headers["webhook-signature"].split()) == 2, "the newest, and the one before it; the first has ended"
+
+
+def test_of_secrets_that_are_replaced_one_after_the_other_the_newest_sign(world: World, there: Receiver) -> None:
+    endpoint = world.endpoint(there.url())
+    num = webhooks.MAX_SECRETS + 2
+    made = [webhooks.rotate_secret(world.platform, world.tenant, endpoint, keep_old=True).secret for _ in range(num)]
+    kept = [one.secret for one in webhooks.get(world.platform, world.tenant, endpoint).secrets]
+    assert kept == made[: -webhooks.MAX_SECRETS - 1 : -1]

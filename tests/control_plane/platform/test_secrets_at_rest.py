@@ -16,7 +16,7 @@ from cryptography.fernet import Fernet
 from control_plane.notifications import webhook_endpoints as webhooks
 from control_plane.notifications.tables import webhook_endpoints
 from control_plane.platform.context import Platform
-from control_plane.platform.secrets import _cipher_of, dagster_token, inference_token, seal, unseal
+from control_plane.platform.secrets import _cipher_of, dagster_token, inference_token, kept_secret, seal, unseal
 from control_plane.platform.settings import Settings, load
 from ft_assets.errors import IntegrityError
 from tests.support.platform.notified_tenants import World, forget_all
@@ -140,3 +140,10 @@ def test_processes_that_start_at_once_agree_on_a_token(tmp_path: Path) -> None:
     for process in running:
         process.join()
     assert found == {inference_token(settings)}
+
+
+def test_of_two_processes_that_make_a_secret_both_use_the_one_that_was_there_first(tmp_path: Path) -> None:
+    file = tmp_path / "secrets.key"
+    assert kept_secret(file, lambda: f"late, after {kept_secret(file, lambda: 'first')}") == "first"
+    assert file.read_text() == "first\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["secrets.key"]

@@ -19,7 +19,7 @@ from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.platform.context import Actor, Platform
+from control_plane.platform.context import Actor
 from control_plane.platform.job_states import JobState
 from control_plane.queue import cycle, snapshot
 from control_plane.quotas import enforcement
@@ -31,6 +31,7 @@ from control_plane.tenants.tables import tenants as tenants_table
 from ft_assets.errors import QuotaExceeded
 from tests.support.jobs.followed_jobs import Job, until
 from tests.support.platform.database_roles import as_owner
+from tests.support.platform.lock_waits import num_waiting
 from tests.support.platform.tenant_accounts import PAUSED, Account
 from tests.support.processes.scripted_training import Scenario
 
@@ -245,20 +246,13 @@ def test_a_tenant_whose_cap_cannot_be_enforced_holds_up_no_other(account: Accoun
     assert enforcement.enforce(account.platform).paused == [held[0].job_id]
 
 
-def _num_blocked(platform: Platform) -> int:
-    """Connections that wait for a lock. Each look is a transaction of its own: within one, PostgreSQL answers the same again."""
-    with platform.engine.connect() as conn:
-        waiting = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
-        return int(conn.execute(waiting).scalar_one())
-
-
 @contextmanager
 def _rounds_that_wait_for(job_id: str, account: Account, *, count: int) -> Iterator[tuple[sa.Connection, list[Future[enforcement.Round]]]]:
     """A transaction that has the job's row, and so many rounds that have begun and wait for it."""
     with ThreadPoolExecutor(count) as pool, account.platform.engine.begin() as conn:
         conn.execute(sa.text("SELECT 1 FROM jobs WHERE id = :job FOR UPDATE"), {"job": job_id})
         rounds = [pool.submit(enforcement.enforce, account.platform) for _ in range(count)]
-        until(lambda: _num_blocked(account.platform) == count)
+        until(lambda: num_waiting(account.platform) == count)
         yield conn, rounds
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from control_plane.serving.tables import replica_adapters
 from control_plane.tenants import service as tenants
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from tests.support.jobs.registered_adapter import add_adapter
+from tests.support.platform.lock_waits import wait_for_a_lock
 
 NUM = 4000
 
@@ -178,3 +180,24 @@ def test_a_tenant_has_a_limited_number_of_routes_and_changes_those_it_has(platfo
         model_routes.put(platform, tenant, name, [("tiny-base", 1)])
     with pytest.raises(QuotaExceeded, match="the tenant has 2 routes, and the limit is 2"):
         model_routes.put(platform, tenant, "three", [("tiny-base", 1)])
+
+
+def test_two_routes_that_are_made_at_once_do_not_pass_the_limit(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_routes, "MAX_ROUTES", 1)
+    tenants.create(platform, tenant := f"t-{uuid.uuid4().hex[:8]}")
+    second = list[Future[model_routes.Route]]()
+
+    def begun(_conn: object, _cursor: object, statement: str, *_: object) -> None:  # by the first call, before it writes
+        if statement.startswith("INSERT INTO model_routes") and not second:
+            second.append(pool.submit(model_routes.put, platform, tenant, "two", [("tiny-base", 1)]))
+            wait_for_a_lock(platform)
+
+    sa.event.listen(platform.engine, "before_cursor_execute", begun)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            model_routes.put(platform, tenant, "one", [("tiny-base", 1)])
+    finally:
+        sa.event.remove(platform.engine, "before_cursor_execute", begun)
+    with pytest.raises(QuotaExceeded):
+        second[0].result()
+    assert [route.name for route in model_routes.list_routes(platform, tenant)] == ["one"]

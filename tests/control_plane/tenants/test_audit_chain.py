@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from control_plane.tenants.audit.audit_chain import Content, Entry, Head, check,
 from control_plane.tenants.tables import audit_log
 from ft_assets.errors import IntegrityError
 from resources.database.engine import make_engine
+from tests.support.platform.lock_waits import wait_for_a_lock
 
 
 def chain(length: int = 5) -> list[Entry]:
@@ -91,6 +93,13 @@ def test_what_was_done_to_a_chain_is_named(how: str) -> None:
     assert found.num_redacted == int("erased" in how)
 
 
+@pytest.mark.parametrize("name", [field.name for field in fields(Entry) if field.name != "redacted_at"])
+def test_a_change_of_any_field_is_found(name: str) -> None:
+    other: Any = {"changes": {"state": [None, "failed"]}, "seq": 99, "position": 99}.get(name, "other")
+    whole = chain()
+    assert check([*whole[:2], replace(whole[2], **{name: other}), *whole[3:]]).findings
+
+
 def test_a_noted_head_reveals_that_the_end_was_removed_or_rewritten() -> None:
     whole = chain()
     noted = check(whole).head
@@ -132,7 +141,10 @@ def test_entries_are_chained_exported_and_verified_and_erasure_keeps_the_chain(f
         at = conn.scalar(sa.select(audit_log.c.redacted_at).where(audit_log.c.tenant_id == tenant.id).limit(1))
         done = {"id": "del-1", "tenant_id": tenant.id, "subject_kind": "tenant", "subject_id": tenant.id, "reason": "r", "proof": {}}
         conn.execute(sa.insert(deletions).values(**done, sha256="0", requested_at=at, done_at=at - timedelta(days=1)))
-    assert audit_entries.verify(platform).findings == erased.findings, "a deletion of another day explains nothing"
+        conn.execute(
+            sa.insert(deletions).values(**{**done, "id": "del-other", "subject_id": "other"}, sha256="0", requested_at=at, done_at=at)
+        )
+    assert audit_entries.verify(platform).findings == erased.findings, "a deletion of another day or tenant explains nothing"
     with platform.engine.begin() as conn:
         conn.execute(sa.insert(deletions).values(**{**done, "id": "del-2"}, sha256="0", requested_at=at, done_at=at))
     assert audit_entries.verify(platform).findings == ()
@@ -177,3 +189,30 @@ def test_an_entry_that_commits_late_is_chained_later(fresh_platform: Platform) -
     assert [row.tenant_id for row in chained] == ["t-early", "t-late"]
     assert chained[0].seq > chained[1].seq, "the late one has the lower number"
     assert audit_entries.verify(fresh_platform).findings == ()
+
+
+def test_two_workers_append_to_the_chain_one_after_the_other(fresh_platform: Platform) -> None:
+    platform = fresh_platform
+    audit_entries.chain_due(platform)
+    tenants.create(platform, "t-one")
+    with ThreadPoolExecutor(1) as pool, platform.engine.begin() as conn:
+        first = audit_entries._chain_batch(conn)
+        tenants.create(platform, "t-two")
+        second = pool.submit(audit_entries.chain_due, platform)
+        wait_for_a_lock(platform)
+        conn.commit()
+        assert (first > 0, second.result() > 0) == (True, True)
+    assert audit_entries.verify(platform).findings == ()
+
+
+def test_all_entries_are_chained_and_exported_however_many_batches_they_take(
+    fresh_platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_entries, "AT_A_TIME", 2)
+    for name in "abc":
+        tenants.create(fresh_platform, f"t-{name}")
+    with fresh_platform.engine.connect() as conn:
+        num = conn.scalar(sa.select(sa.func.count()).select_from(audit_log))
+    assert num is not None and num > 2 * audit_entries.AT_A_TIME
+    exported = audit_entries.export(fresh_platform, tmp_path / "log.jsonl")
+    assert (exported.num_entries, exported.findings) == (num, ())

@@ -197,7 +197,10 @@ def test_a_worker_that_cannot_fetch_tasks_ends_although_one_of_its_tasks_hangs(
         until(lambda: is_processed(held, hung))
 
 
-def test_a_task_that_is_added_while_the_worker_looks_for_one_is_found_at_once(fresh_platform: Platform) -> None:
+def test_a_task_that_is_added_while_the_worker_looks_for_one_is_found_at_once(
+    fresh_platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "POLL_S", 60.0)  # or the next poll would find it
     done, looking = threading.Event(), threading.Event()
 
     class SlowAnswers(JobManager):

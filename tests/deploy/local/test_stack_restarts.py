@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -74,6 +75,17 @@ def test_a_long_log_is_begun_again_while_its_service_writes_on(
     assert log.stat().st_size < 10_000
     assert log.read_text().splitlines()[-2].isdigit()
     assert stack.end().phase is Phase.STOPPED
+
+
+def test_a_long_log_for_whose_copy_the_disk_has_no_room_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "MAX_LOG_BYTES", 2000)
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        log = disk.root / "wordy.log"
+        log.write_bytes(b"x" * 300_000)
+        disk.fill()
+        child_process.rotate_logs(disk.root)
+        assert log.stat().st_size == 0
+        assert not log.with_name("wordy.log.1").exists()
 
 
 def test_late_and_failed_starts_are_forgotten_once_a_service_is_ready(tmp_path: Path) -> None:
@@ -348,6 +360,23 @@ def test_lines_of_the_database_that_no_disk_takes_end_nothing(tmp_path: Path) ->
     log.write_bytes(b"LOG:  checkpoint complete\n")
     with Path("/dev/full").open("wb", buffering=0) as full:
         assert postgres._copy(log, 0, full) == log.stat().st_size  # type: ignore[arg-type]
+
+
+def test_a_long_log_of_the_database_is_begun_again_and_no_line_is_lost_or_copied_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "MAX_LOG_BYTES", 100)
+    log, copied, offset, written = tmp_path / "log", io.BytesIO(), 0, b""
+    sizes = set[int]()
+    for number in range(20):
+        lines = b"".join(b"LOG:  checkpoint %d.%d\n" % (number, part) for part in range(1 + number % 4))
+        with log.open("ab") as out:
+            out.write(lines)
+        written += lines
+        offset = postgres._copy(log, offset, copied)
+        sizes.add(log.stat().st_size)
+    assert copied.getvalue() == written
+    assert 0 in sizes and max(sizes) < 100 < len(written)
 
 
 def test_a_clock_that_was_set_back_makes_no_service_stale(tmp_path: Path) -> None:

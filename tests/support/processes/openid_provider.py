@@ -1,6 +1,7 @@
 """An OpenID provider in a process of its own: ``oidc-provider-mock``, which signs real tokens, and PKCE, which it does not check itself.
 
-Claims of a person replace those of the token, so that a test can have a wrong audience, nonce or time.
+Claims of a person replace those of the token, so that a test can have a wrong audience, nonce or time. The claim ``userinfo`` has those
+that only the userinfo endpoint answers, in place of the token's.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Provider:
     url: str
 
     def person(self, address: str, **claims: Any) -> str:
-        """Add a person with a verified address; returns what they sign in as."""
+        """Add a person with a verified address, without the claims that are None; returns what they sign in as."""
         subject = hashlib.sha256(address.encode()).hexdigest()[:12]
         values = {"email": address, "email_verified": True, **claims}
-        httpx.put(f"{self.url}/users/{subject}", json=values).raise_for_status()
+        httpx.put(f"{self.url}/users/{subject}", json={k: v for k, v in values.items() if v is not None}).raise_for_status()
         return subject
 
     def allow(self, authorization_url: str, subject: str) -> str:
@@ -87,6 +88,8 @@ class Strict:
             if (error := self._fault(environ.get("HTTP_AUTHORIZATION", ""), parse_qs(body.decode()))) is not None:
                 start_response("400 BAD REQUEST", [("content-type", "application/json")])
                 return [json.dumps({"error": error}).encode()]
+        if path == "/userinfo":
+            return self._user_info(environ, start_response)
         if path != "/oauth2/authorize":
             return self._app(environ, start_response)
         query = parse_qs(environ["QUERY_STRING"])
@@ -102,6 +105,13 @@ class Strict:
             return start_response(status, headers, *rest)
 
         return self._app(environ, noting)
+
+    def _user_info(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        head: list[Any] = []
+        claims = json.loads(b"".join(self._app(environ, lambda *given: head.extend(given))))
+        body = json.dumps({**claims, **claims.pop("userinfo", {})}).encode()
+        start_response(head[0], [(name, value) for name, value in head[1] if name.lower() != "content-length"])
+        return [body]
 
     def _fault(self, authorization: str, fields: dict[str, list[str]]) -> str | None:
         client, _, secret = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +20,8 @@ from control_plane.datasets.tables import datasets as datasets_table
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.datasets.validation_state import written
+from control_plane.jobs import service as jobs
+from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.tenants import rules as tiers
 from control_plane.tenants import service as tenants
@@ -30,6 +32,7 @@ from resources.object_store import LocalObjectStore
 from tests.support.platform.background_worker import pass_time, work_off, working
 from tests.support.platform.database_roles import as_owner
 from tests.support.platform.deletable_tenants import killed_while_working
+from tests.support.platform.lock_waits import wait_for_a_lock
 from tests.support.processes.small_disk import small_disk
 
 
@@ -226,6 +229,28 @@ def test_the_objects_of_a_registered_dataset_stay_when_another_file_of_the_same_
     later = replace(platform, clock=lambda: platform.clock() + orphaned_objects.WAITS + timedelta(hours=1))
     orphaned_objects.remove_due(later)
     assert len(list(platform.objects.list(f"tenants/{tenant.id}/datasets"))) == 3
+
+
+def test_a_file_whose_validation_ends_while_a_job_is_submitted_on_it_holds_up_neither(
+    platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    file_id = left_unvalidated(platform, tenant, write_chat_rows())
+    outcome = validation.examine(platform, uploaded_files.get(platform, tenant.id, file_id), apart=False)
+    ends = list[Future[File]]()
+
+    def locked(_conn: object, _cursor: object, statement: str, *_: object) -> None:  # by the submission, for the first time
+        if "\nFROM " in statement and " FOR " in statement and not ends:
+            ends.append(pool.submit(written, platform, file_id, outcome, None))
+            wait_for_a_lock(platform)
+
+    sa.event.listen(platform.engine, "after_cursor_execute", locked)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            made = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file_id}))
+    finally:
+        sa.event.remove(platform.engine, "after_cursor_execute", locked)
+    assert made.created
+    assert ends[0].result().status == "processed", "two orders of locking would have been a deadlock"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from ft_assets import layout
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets import step
 from ft_assets.datasets.pass_progress import Progress
+from ft_assets.durable_files import KEPT_UNUSED_S
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
 from tests.support.models.tiny_model import build_tiny_model
@@ -177,6 +178,21 @@ def test_a_second_job_tokenizes_nothing_whatever_became_of_the_files(
     assert not third.reused and tokenized(seen)
     assert third.manifest == first.manifest
     assert here.objects.get_bytes(key) == whole, "the store has it whole again"
+
+
+@pytest.mark.slow
+def test_a_builder_removes_the_packs_that_its_machine_has_not_used_for_a_day(
+    machine: Callable[[str], Platform], write_chat_rows: Callable[..., Path]
+) -> None:
+    here = machine("a")
+    tenant, (one, _) = two_jobs(here, write_chat_rows(150))
+    packs = here.settings.work_dir / "packs"
+    long_ago = time.time() - KEPT_UNUSED_S - 60
+    for name, used_at in ((f"{tenant}/pk_old", long_ago), ("gone-tenant/pk_old", long_ago), (f"{tenant}/pk_used", time.time())):
+        (packs / name).mkdir(parents=True)
+        os.utime(packs / name, (used_at, used_at))
+    built = step.pack(here, tenant, one).manifest.fingerprint
+    assert sorted(str(path.relative_to(packs)) for path in packs.glob("*/pk_*")) == sorted([f"{tenant}/{built}", f"{tenant}/pk_used"])
 
 
 def test_a_lock_is_held_against_other_processes_and_goes_with_a_killed_holder(new_database: Callable[[], str]) -> None:
