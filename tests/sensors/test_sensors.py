@@ -155,7 +155,7 @@ def test_an_operator_decides_on_the_bill_of_an_evaluation_that_is_given_up_with_
 
 
 def last_run_failed(platform: Platform, instance: dg.DagsterInstance, held: Claim) -> str:
-    """The last run that a training may have ended without moving the job; its key."""
+    """Makes the last run that the job may have for its training fail; returns the run's key."""
     with platform.engine.begin() as conn:
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == held.job_id).values(train_runs=MAX_REPLACEMENTS - 1))
     (due,) = launches.due_runs(platform, ("train",))

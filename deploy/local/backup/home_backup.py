@@ -128,7 +128,7 @@ class Steps:
 
 
 def _write(settings: Settings, directory: Path, links: ObjectLinks, steps: Steps) -> Manifest:
-    commit = provenance.commit()  # an installation that does not know it is told so before hours of copying
+    commit = provenance.commit()  # first: where it is unknown, nothing is copied
     listed = FileList(directory)
     (directory / DATABASE).mkdir()
     with steps.step("linked the objects, so that none disappears") as details:

@@ -1,4 +1,4 @@
-"""A stored object without a row is deleted when its time has come, and none that a row names."""
+"""Objects that no row names are deleted after their wait; those that a row names stay."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_training_all_parameters_changes_each_new_row_and_gives_a_whole_model(tm
         old, trained = (getattr(model, table)().weight[ids] for model in (before, after))
         assert torch.equal(old[0], old[1]), "the rows begin alike"
         assert not torch.isclose(old, trained, atol=1e-6).all(dim=1).any()
-        assert not torch.equal(trained[0], trained[1]), "and are told apart by training"
+        assert not torch.equal(trained[0], trained[1]), "training tells them apart"
 
 
 @pytest.fixture
