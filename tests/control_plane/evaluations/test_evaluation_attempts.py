@@ -157,7 +157,7 @@ def test_a_process_that_stands_still_is_replaced_and_at_last_given_up(job: Evalu
     assert job.following.state(job.tenant, job.id) is JobState.FAILED
     error = job.following.error(job.id)
     assert error["code"] == "evaluation_stalled"
-    assert "no answer for 0.005 min, with 0 of 1 requests answered (base, golden)" in error["message"]
+    assert "gave no answer and generated nothing for 0.005 min, with 0 of 1 requests answered (base, golden)" in error["message"]
     assert job.ledger() == sorted((n, kind) for n in (1, 2, 3) for kind in ("usage", "refund")), "the platform's fault is refunded"
 
 

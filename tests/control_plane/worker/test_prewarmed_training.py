@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -148,7 +149,10 @@ def test_kills_end_a_prewarmed_attempt_like_a_cold_one(
     outputs = [Path(f"/proc/{trainer.pid}/fd/{number}").readlink() for number in (0, 1, 2)]
     log = job.work_dir / f"train-a{held.attempt}.log"
     assert outputs == [Path("/dev/null"), log, log]
-    descriptors = {str(link.readlink()) for link in Path(f"/proc/{trainer.pid}/fd").iterdir()}
+    descriptors = set[str]()
+    for link in Path(f"/proc/{trainer.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            descriptors.add(str(link.readlink()))
     assert not [name for name in descriptors if "socket" in name or "/launcher" in name], descriptors
     (agent if victim == "agent" else trainer).send_signal(signum)
     until(lambda: not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE, timeout_s=40)
