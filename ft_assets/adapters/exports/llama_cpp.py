@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,11 @@ def logits(file: Path, sequences: Sequence[Sequence[int]], *, lora: Path | None 
     """
     import llama_cpp
 
-    model: Any = llama_cpp.Llama(
-        str(file), n_ctx=CONTEXT, n_batch=CONTEXT, logits_all=True, verbose=False, type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32, n_threads=len(os.sched_getaffinity(0)), lora_path=None if lora is None else str(lora),
-    )  # fmt: skip
+    with _without_repacking():
+        model: Any = llama_cpp.Llama(
+            str(file), n_ctx=CONTEXT, n_batch=CONTEXT, logits_all=True, verbose=False, type_k=llama_cpp.GGML_TYPE_F32,
+            type_v=llama_cpp.GGML_TYPE_F32, n_threads=len(os.sched_getaffinity(0)), lora_path=None if lora is None else str(lora),
+        )  # fmt: skip
     try:
         found = []
         for tokens in sequences:
@@ -58,3 +60,26 @@ def logits(file: Path, sequences: Sequence[Sequence[int]], *, lora: Path | None 
     finally:
         model.close()
     return np.stack(found)
+
+
+@contextmanager
+def _without_repacking() -> Iterator[None]:
+    """Models loaded meanwhile keep their weights as the file has them.
+
+    Repacked for AMX (Intel's Sapphire Rapids and later), llama-cpp-python 0.3.36 ended the process with SIGSEGV on the tests' models. ``Llama``
+    has no argument for this option of llama.cpp.
+    """
+    from llama_cpp import llama_cpp
+
+    defaults = llama_cpp.llama_model_default_params
+
+    def without() -> Any:
+        params = defaults()
+        params.use_extra_bufts = False
+        return params
+
+    llama_cpp.llama_model_default_params = without
+    try:
+        yield
+    finally:
+        llama_cpp.llama_model_default_params = defaults
