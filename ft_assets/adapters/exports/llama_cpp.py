@@ -66,8 +66,8 @@ def logits(file: Path, sequences: Sequence[Sequence[int]], *, lora: Path | None 
 def _without_repacking() -> Iterator[None]:
     """Models loaded meanwhile keep their weights as the file has them.
 
-    Repacked for AMX (Intel's Sapphire Rapids and later), llama-cpp-python 0.3.36 ended the process with SIGSEGV on the tests' models. ``Llama``
-    has no argument for this option of llama.cpp.
+    Repacked for AMX (Intel's Sapphire Rapids and later), llama-cpp-python 0.3.36 ended the process with SIGSEGV on the tests' models.
+    ``Llama`` has no argument for this option of llama.cpp.
     """
     from llama_cpp import llama_cpp
 
