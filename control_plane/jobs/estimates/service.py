@@ -77,7 +77,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     """
     request, _ = warm_starts.on_base(platform, tenant, request)
     model = platform.models.check_submittable(request.model, today=platform.clock().date())
-    tier = request.tier or get_tenant(platform, tenant).tier
+    tier = tier_named(request.tier or get_tenant(platform, tenant).tier).name
     placed = job_plan.placed(platform, request, model, tier=tier)
     method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
     named = zip(request.trained_on, mixture.params(request.training_files), strict=True)

@@ -229,6 +229,13 @@ def test_a_name_and_its_alias_that_differ_are_refused(client: openai.OpenAI, tra
         assert (refused.value.code, refused.value.param) == ("conflicting_parameters", param)
 
 
+def test_an_unknown_tier_is_refused_with_those_that_exist(client: openai.OpenAI, training_file: str) -> None:
+    for path in ("/fine_tuning/jobs", "/fine_tuning/estimate"):
+        with pytest.raises(openai.BadRequestError, match="the tiers are free, standard, premium") as refused:
+            post(client, path, {"training_file": training_file, "model": "tiny-base", "tier": "gold"})
+        assert (refused.value.code, refused.value.param) == ("invalid_tier", "tier")
+
+
 def test_a_preview_names_what_it_cannot_show(client: openai.OpenAI, training_file: str) -> None:
     asked = {"model": "tiny-base", "training_file": training_file}
     for change, code in (
