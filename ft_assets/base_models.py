@@ -62,6 +62,8 @@ class BaseModel:
     """Submissions are refused from this day on; running jobs finish."""
     directory: Path | None
     """Directory of the files on this machine; None if they are known only by digest."""
+    added_tokens: tuple[str, ...] = ()
+    """Tokens that ``ft admin models extend`` added, whose rows of the embedding only training with adapter ``full`` changes."""
 
 
 Entries = dict[str, tuple[Mapping[str, Any], Path]]
@@ -164,6 +166,7 @@ class Catalogue:
             license=str(entry.get("license") or "unknown"),
             deprecated_since=entry.get("deprecated_since"),
             directory=root / entry["path"] if "path" in entry else None,
+            added_tokens=_added_tokens(entry),
             **{k: entry[k] for k in ("id", *CARD)},
         )
 
@@ -194,6 +197,10 @@ def _other_version(entry: Mapping[str, Any], digest: str) -> dict[str, Any] | No
     versions = [*([entry["next"]] if entry.get("next") else []), *entry.get("previous", ())]
     found = next((v for v in versions if v["digest"] == digest and v.get("path")), None)
     return None if found is None else {k: v for k, v in entry.items() if k not in VERSION_FIELDS} | found
+
+
+def _added_tokens(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(token["content"] for token in (entry.get("extended_from") or {}).get("tokens", ()))
 
 
 def _by_id(file: Path, root: Path) -> Entries:
@@ -267,6 +274,7 @@ def _resolve_local(entry: Mapping[str, Any], directory: Path, *, fresh: bool) ->
         num_parameters=int(entry.get("num_parameters") or count_parameters(directory)),
         deprecated_since=entry.get("deprecated_since"),
         directory=directory,
+        added_tokens=_added_tokens(entry),
         **digests,
     )
 

@@ -15,6 +15,7 @@ from control_plane.datasets.tables import datasets, files
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
+from ft_assets.base_models import BaseModel
 from ft_assets.datasets import mixture
 from ft_assets.datasets.checks.quality import train_validation_overlap
 from ft_assets.datasets.checks.quality_warnings import quality_warnings
@@ -26,14 +27,15 @@ from ft_assets.training.spec import TrainingSpec
 
 JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))
 """Warnings about a dataset that depend on the job that trains on it."""
+NAMED_TOKENS = 5
 
 
 def findings(
-    platform: Platform, tenant: str, job: Job, packs: Sequence[PackManifest], spec: TrainingSpec, *, switch: Switch | None
+    platform: Platform, tenant: str, job: Job, packs: Sequence[PackManifest], spec: TrainingSpec, *, model: BaseModel, switch: Switch | None
 ) -> list[Event]:
     """Return warnings that depend on the job: too many epochs over many rows, validation rows that are trained on, turns and rows
-    without loss, answers that begin in two ways over all files; and how much of each file a mixture reads. `switch` of the base model's
-    chat template is the fix for these."""
+    without loss, answers that begin in two ways over all files, added tokens that an adapter does not train; and how much of each file a
+    mixture reads. `switch` of the base model's chat template is the fix for two beginnings."""
     overlapping, num_validation = _overlap(platform, tenant, job) if job.validation_file or job.training_files else (0, 0)
     found: list[Event] = []
     epochs, times = spec.optimization.num_epochs, [1.0] * len(packs)
@@ -41,6 +43,8 @@ def findings(
         times = [source.rows_per_epoch / pack.num_rows for source, pack in zip(spec.sources, packs, strict=True)]
         read = "; ".join(mixture.described(job.training_files, [source.rows_per_epoch for source in spec.sources], packs))
         found.append(Event(code="mixture_planned", message=f"An epoch of the mixture reads {read}."))
+    if model.added_tokens and spec.adapter != "full":
+        found.append(Event(code="added_tokens_not_trained", message=_not_trained(model), level="warn"))
     openings = Openings()
     for built in packs:
         openings.merge(Openings(counts=built.openings))
@@ -58,6 +62,15 @@ def findings(
             of = f"{file_id}: " if spec.sources and code != "validation_overlap" else ""  # which is counted over all files
             found.append(Event(code=code, message=f"{of}{message}", level="warn"))
     return found
+
+
+def _not_trained(model: BaseModel) -> str:
+    some, more = ", ".join(model.added_tokens[:NAMED_TOKENS]), len(model.added_tokens) - NAMED_TOKENS
+    named = f"{some} and {more} more" if more > 0 else some
+    return (
+        f"An adapter does not train the tokens that were added to {model.id} ({named}): the model cannot tell them apart. Train with "
+        "adapter full, or on a base without them"
+    )
 
 
 def _pack_doubts(manifest: PackManifest) -> list[tuple[str, str]]:

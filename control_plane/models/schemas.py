@@ -44,6 +44,8 @@ class Model(ApiModel):
     """SHA-256 digest of the base model's weights, tokenizer, chat template and config."""
     deprecated_since: date | None = None
     """First day, as `yyyy-mm-dd`, on which new jobs on the base model are refused; null if it is not deprecated."""
+    added_tokens: list[str] | None = None
+    """Tokens that the operator added to the vocabulary of the base model; only training with adapter `full` changes their embeddings."""
 
 
 class Deploy(ApiBody):

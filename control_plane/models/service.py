@@ -42,9 +42,10 @@ class Model:
     revision: str | None = None
     digest: str | None = None
     deprecated_since: date | None = None
+    added_tokens: Sequence[str] | None = None
 
 
-CARD = ("license", "context_length", "num_parameters", "repo", "revision", "digest", "deprecated_since")
+CARD = ("license", "context_length", "num_parameters", "repo", "revision", "digest", "deprecated_since", "added_tokens")
 
 
 def list_models(platform: Platform, tenant: str, *, type: str | None = None, base_model: str | None = None) -> list[Model]:

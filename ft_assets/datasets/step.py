@@ -242,7 +242,7 @@ def pack(
         spec = replace(spec, reference=reference_logps.key_for(spec))
         compared = _reference(platform, tenant, spec)
     if job.state is JobState.VALIDATING:  # else they are recorded
-        findings = training_data.findings(platform, tenant, job, packs, spec, switch=_switch(model))
+        findings = training_data.findings(platform, tenant, job, packs, spec, model=model, switch=_switch(model))
         with platform.engine.begin() as conn:
             for event in findings:
                 record(conn, job.id, event, now=platform.clock())

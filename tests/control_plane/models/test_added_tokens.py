@@ -21,6 +21,7 @@ from transformers import AutoTokenizer  # noqa: E402
 from control_plane.jobs import service as jobs  # noqa: E402
 from control_plane.jobs.submission import JobRequest  # noqa: E402
 from control_plane.models import added_tokens, base_updates, catalogue  # noqa: E402
+from control_plane.models import service as served_models  # noqa: E402
 from control_plane.models.added_tokens import RECORD, NewToken, extend  # noqa: E402
 from control_plane.models.catalogue import Given, add_local  # noqa: E402
 from control_plane.models.operator_catalogue import catalogue_file, edited  # noqa: E402
@@ -214,6 +215,26 @@ def test_a_job_with_all_parameters_on_the_extended_base_is_admitted_and_packed(
     step.pin_dataset(operated, tenant.id, job_id)
     step.pack(operated, tenant.id, job_id)
     assert jobs.get(operated, tenant.id, job_id).job.state == "queued"
+
+
+def test_a_job_with_an_adapter_on_the_extended_base_is_told_what_it_does_not_train(
+    operated: Platform, tenant: Tenant, training_file: str, tmp_path: Path
+) -> None:
+    add_local(operated.settings, BASE, build_tiny_model(tmp_path / "base"), Given(context_length=256))
+    extend(operated.settings, ID, base=BASE, tokens=TOKENS, directory=tmp_path / "new")
+    warned = {}
+    for model in (BASE, ID):
+        job_id = str(jobs.submit(operated, tenant.id, JobRequest.from_body({"model": model, "training_file": training_file})).job.id)
+        step.pin_dataset(operated, tenant.id, job_id)
+        step.pack(operated, tenant.id, job_id)
+        events, _ = jobs.events_since(operated, tenant.id, job_id, 0)
+        warned[model] = [e.message for e in events if e.code == "added_tokens_not_trained"]
+    assert warned[BASE] == []
+    (message,) = warned[ID]
+    assert all(token.content in message for token in TOKENS)
+    assert "adapter full" in message
+    assert served_models.get(operated, tenant.id, ID).added_tokens == tuple(token.content for token in TOKENS)
+    assert served_models.get(operated, tenant.id, BASE).added_tokens == ()
 
 
 def test_the_catalogue_keeps_what_a_model_was_made_from_until_other_bytes_replace_it(operated: Platform, tmp_path: Path) -> None:
