@@ -24,7 +24,7 @@ from ft_assets.base_models import CHANGED
 from ft_assets.errors import IntegrityError, NotAdmitted
 from ft_assets.telemetry import correlation, logs
 from ft_assets.training.failures import Evidence, StopReason, classify
-from ft_assets.training.spec import TrainingSpec
+from ft_assets.training.spec import TrainingSpec, WarmStart
 
 PACK, REFERENCE, WARM_START, BASE_MODEL = "pack_dir", "reference_dir", "warm_start_dir", "base_model_dir"
 
@@ -106,10 +106,14 @@ def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
     if (reference := reference_input(objects, held)) is not None:
         yield reference
     if spec.warm_start is not None:
-        prefix = warm_starts.stored_prefix(platform, held.tenant, spec.warm_start)
-        only = (package.CONFIG, package.WEIGHTS)  # of a checkpoint, neither optimizer nor position
-        files = listed_files.of_weights(objects, prefix, manifest_sha256=spec.warm_start.manifest_sha256, only=only)
-        yield Input(name=WARM_START, files=files)
+        yield warm_start_input(platform, held.tenant, spec.warm_start)
+
+
+def warm_start_input(platform: Platform, tenant: str, start: WarmStart) -> Input:
+    """Return the adapter or checkpoint to start from, by the digests of the manifest that the spec names."""
+    prefix = warm_starts.stored_prefix(platform, tenant, start)
+    only = (package.CONFIG, package.WEIGHTS)  # of a checkpoint, neither optimizer nor position
+    return Input(name=WARM_START, files=listed_files.of_weights(platform.objects, prefix, manifest_sha256=start.manifest_sha256, only=only))
 
 
 def reference_input(objects: ObjectStore, held: Claim) -> Input | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from control_plane.datasets import validation_tasks
 from control_plane.datasets.tables import File
@@ -16,6 +17,7 @@ from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import Settings
+from control_plane.tenants.service import find_tenant
 from ft_assets.errors import InvalidRequest, QuotaExceeded
 
 if TYPE_CHECKING:
@@ -48,8 +50,9 @@ def import_dataset(
             f"{hub_id[:200]} cannot be read: no Hub is set up for this platform; upload the file instead", code="hub_disabled"
         )
     pinned = _pinned(platform.settings, hub_id, hub_token)
-    _check_pending(platform, tenant)
     with platform.engine.begin() as conn:
+        find_tenant(conn, tenant, lock=True)  # imports are counted one at a time
+        _check_pending(conn, tenant)
         file = uploaded_files.insert_row(
             conn, tenant, uploaded_files.new_id(), now=platform.clock(), filename=(pinned.path or pinned.split).rsplit("/", 1)[-1],
             column_map=column_map, policies=policies, model=model, source=str(pinned), hub_token_given=bool(hub_token),
@@ -71,10 +74,9 @@ def _pinned(settings: Settings, hub_id: str, token: str) -> HubId:
         ASKING.release()
 
 
-def _check_pending(platform: Platform, tenant: str) -> None:
+def _check_pending(conn: Connection, tenant: str) -> None:
     pending = sa.and_(files_table.c.status == "uploaded", files_table.c.sha256 == "", files_table.c.deleted_at.is_(None))
-    with platform.engine.connect() as conn:
-        num = conn.execute(sa.select(sa.func.count()).where(files_table.c.tenant_id == tenant, pending)).scalar_one()
+    num = conn.execute(sa.select(sa.func.count()).where(files_table.c.tenant_id == tenant, pending)).scalar_one()
     if num >= MAX_PENDING:
         raise QuotaExceeded(
             f"{num} imports wait to be fetched, and {MAX_PENDING} may; import again when one of them is done", code="too_many_imports"

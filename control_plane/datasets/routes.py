@@ -19,6 +19,7 @@ from control_plane.http import forms, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
 from control_plane.platform.pagination import Page
+from ft_assets.storable_text import check_storable
 
 datasets_router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
@@ -35,6 +36,7 @@ def list_datasets(
 @datasets_router.post("/import", summary="Import a dataset from the Hub")
 def import_dataset(platform: PlatformDep, tenant: Writer, body: schemas.ImportDataset) -> schemas.File:
     """Create a file from a Hugging Face dataset at a pinned revision. It is fetched after this returns, then validated like an upload."""
+    check_storable(body.model_dump())
     policies = forms.with_reading(body.policies, encoding=body.encoding, rows_at=body.rows_at)
     row = hub.import_dataset(
         platform,

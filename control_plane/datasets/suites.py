@@ -6,6 +6,7 @@ this machine's disk.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import uuid
@@ -19,12 +20,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError as DuplicateRow
 
+from control_plane.datasets import orphaned_objects
 from control_plane.datasets.tables import Dataset, Suite, datasets, eval_suites
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many, one
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
-from control_plane.tenants.service import find_tenant
+from control_plane.tenants.service import find_tenant, refuse_while_deleted
 from ft_assets import layout
 from ft_assets.datasets.checks.contamination.benchmarks import field_of, field_text
 from ft_assets.datasets.checks.contamination.contaminated_rows import contamination
@@ -64,6 +66,14 @@ class SuiteUse:
     """Those that have rows of it, newest first, and how many."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Space:
+    left: int
+    """Bytes of items that may still be added."""
+    keys: frozenset[str]
+    """Object keys of the suites that were counted."""
+
+
 def add(
     platform: Platform, tenant: str | None, stream: BinaryIO, *, name: str, filename: str, field: str,
     column_map: Mapping[str, str] | None = None, max_bytes: int = MAX_ITEM_BYTES,
@@ -74,28 +84,52 @@ def add(
     """
     layout.checked_id(name, what="name")
     wanted = _fields(field)
-    space = _bytes_left(platform, tenant, max_bytes)
+    space = _space(platform, tenant, max_bytes)
     suite_id = f"suite-{uuid.uuid4().hex[:24]}"
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
         received, items = directory / "received", directory / "items.jsonl"
         _receive(stream, received)
-        num_items = _write_items(_texts(received, filename, wanted, column_map), items, max_bytes=space)
-        key, digest = layout.suite_key(tenant, suite_id), sha256_of(items)
-        platform.objects.put_file(key, items)
-    values = {
-        "id": suite_id, "tenant_id": tenant, "name": name, "field": field, "num_items": num_items, "sha256": digest, "object_key": key,
-        "created_at": platform.clock(),
-    }  # fmt: skip
+        num_items = _write_items(_texts(received, filename, wanted, column_map), items, max_bytes=space.left)
+        key, digest, num_bytes = layout.suite_key(tenant, suite_id), sha256_of(items), items.stat().st_size
+        values = {
+            "id": suite_id, "tenant_id": tenant, "name": name, "field": field, "num_items": num_items, "sha256": digest, "object_key": key,
+            "created_at": platform.clock(),
+        }  # fmt: skip
+        with _kept_if_named(platform, tenant, key):
+            platform.objects.put_file(key, items)
+            while (made := _inserted(platform, tenant, values, measured=space)) is None:
+                space = _space(platform, tenant, max_bytes)
+                if num_bytes > space.left:
+                    raise _no_space(space.left)
+            return made
+
+
+@contextlib.contextmanager
+def _kept_if_named(platform: Platform, tenant: str | None, key: str) -> Iterator[None]:
+    """Store the object and write its row inside the context; on failure the object is deleted."""
+    if tenant is not None:
+        with orphaned_objects.announced(platform, tenant, key):
+            yield
+        return
     try:
-        with platform.engine.begin() as conn:
-            _check_number(conn, tenant)
-            return one(conn, sa.insert(eval_suites).values(**values).returning(eval_suites), Suite)
-    except QuotaExceeded:
+        yield
+    except Exception:
         platform.objects.delete(key)
         raise
+
+
+def _inserted(platform: Platform, tenant: str | None, values: Mapping[str, Any], *, measured: _Space) -> Suite | None:
+    """Write the row; None if a suite was added since the space was measured."""
+    try:
+        with platform.engine.begin() as conn:
+            _check_accepts(conn, tenant)
+            if tenant is not None:
+                if not _own_keys(conn, tenant) <= measured.keys:
+                    return None
+                orphaned_objects.claim(conn, values["object_key"])
+            return one(conn, sa.insert(eval_suites).values(**values).returning(eval_suites), Suite)
     except DuplicateRow:
-        platform.objects.delete(key)
-        raise Conflict(f"a suite {name!r} already exists; remove it first, or choose another name", code="suite_exists") from None
+        raise Conflict(f"a suite {values['name']!r} already exists; remove it first, or choose another name", code="suite_exists") from None
 
 
 def add_benchmark(platform: Platform, stream: BinaryIO, *, name: str, filename: str) -> Suite:
@@ -146,9 +180,14 @@ def remove(platform: Platform, tenant: str | None, name: str) -> None:
     with platform.engine.begin() as conn:
         query = sa.delete(eval_suites).where(owner, eval_suites.c.name == name).returning(eval_suites.c.object_key)
         key: str | None = conn.execute(query).scalar_one_or_none()
-    if key is None:
-        raise NotFound(f"no suite {name[:80]!r}; list yours with `ft suites list`", code="suite_not_found", param="name")
-    platform.objects.delete(key)
+        if key is None:
+            raise NotFound(f"no suite {name[:80]!r}; list yours with `ft suites list`", code="suite_not_found", param="name")
+        if tenant is not None:
+            orphaned_objects.release(conn, tenant, [key], now=platform.clock())
+    if tenant is not None:
+        orphaned_objects.try_to_remove(platform, [key])
+    else:
+        platform.objects.delete(key)
 
 
 def uses(platform: Platform, tenant: str) -> Mapping[str, SuiteUse]:
@@ -247,24 +286,38 @@ def _of(conn: Connection, tenant: str | None) -> Sequence[Suite]:
     return many(conn, sa.select(table).where(owned).order_by(table.c.tenant_id.nulls_first(), table.c.name), Suite)
 
 
-def _bytes_left(platform: Platform, tenant: str | None, max_bytes: int) -> int:
-    """Bytes of items that may still be added."""
+def _space(platform: Platform, tenant: str | None, max_bytes: int) -> _Space:
+    """Return how many bytes of items may still be added beside the present suites."""
     if tenant is None:
-        return max_bytes
-    with platform.engine.connect() as conn:
-        _check_number(conn, tenant)
-        keys = {suite.object_key for suite in _of(conn, tenant)}
+        return _Space(left=max_bytes, keys=frozenset())
+    with platform.engine.begin() as conn:
+        _check_accepts(conn, tenant)
+        keys = _own_keys(conn, tenant)
     stored = platform.objects.list(f"{layout.tenant_prefix(tenant)}/suites")
-    return max(0, max_bytes - sum(o.size_bytes for o in stored if o.key in keys))
+    return _Space(left=max(0, max_bytes - sum(o.size_bytes for o in stored if o.key in keys)), keys=keys)
 
 
-def _check_number(conn: Connection, tenant: str | None) -> None:
+def _own_keys(conn: Connection, tenant: str) -> frozenset[str]:
+    return frozenset(conn.execute(sa.select(eval_suites.c.object_key).where(eval_suites.c.tenant_id == tenant)).scalars())
+
+
+def _check_accepts(conn: Connection, tenant: str | None) -> None:
     if tenant is None:
         return
     find_tenant(conn, tenant, lock=True)  # one at a time
+    refuse_while_deleted(conn, tenant)
     num = conn.execute(sa.select(sa.func.count()).where(eval_suites.c.tenant_id == tenant)).scalar_one()
     if num >= MAX_SUITES:
         raise QuotaExceeded(f"suite limit reached ({num}, limit {MAX_SUITES}); remove one first", code="too_many_suites")
+
+
+def _no_space(left: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"the items take more than the {left:,} bytes that are left of {MAX_ITEM_BYTES >> 20} MiB for suites; give a part of them, name "
+        "fewer fields, or remove another suite",
+        code="invalid_suite",
+        param="file",
+    )
 
 
 def _fields(field: str) -> list[str]:
@@ -308,12 +361,7 @@ def _write_items(texts: Iterator[str], path: Path, *, max_bytes: int) -> int:
             line = json.dumps(text) + "\n"
             num_bytes += len(line)
             if num_bytes > max_bytes:
-                raise InvalidRequest(
-                    f"the items take more than the {max_bytes:,} bytes that are left of {MAX_ITEM_BYTES >> 20} MiB for suites; give a part "
-                    "of them, name fewer fields, or remove another suite",
-                    code="invalid_suite",
-                    param="file",
-                )
+                raise _no_space(max_bytes)
             out.write(line)
     if not num_items:
         raise InvalidRequest("the suite's file holds no rows; write one item a line", code="invalid_suite", param="file")

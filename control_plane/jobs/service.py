@@ -27,7 +27,7 @@ from control_plane.jobs.tables import Job, JobEvent, job_events, jobs, sweep_tri
 from control_plane.jobs.transitions import ALL, job_row, locked, record, transition
 from control_plane.platform import job_events as events
 from control_plane.platform.context import Platform
-from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition, openai_status
+from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, openai_status
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many
 from control_plane.queue.status import view
@@ -274,11 +274,10 @@ def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
         owner = find_tenant(conn, tenant, lock=True)
         refuse_suspended(platform, owner)
         job = locked(conn, job_id, tenant_id=tenant)
-        if job.state is JobState.PAUSING:
-            raise Conflict(
-                f"job {job_id} is still saving its checkpoint; resume it once it is paused", code="invalid_state", param="status"
-            )
-        check_transition(job_id, job.state, JobState.QUEUED)
+        if job.state is not JobState.PAUSED:
+            why = "is still saving its checkpoint; resume it once it is paused"
+            why = why if job.state is JobState.PAUSING else f"is {job.state.value}; only a paused job can be resumed"
+            raise Conflict(f"job {job_id} {why}", code="invalid_state", param="status")
         refusal = quotas.hold_again(conn, owner, job_id, platform.clock())
         if refusal is not None:
             raise _refused(refusal)

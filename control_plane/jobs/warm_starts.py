@@ -1,4 +1,4 @@
-"""Warm starts: resolves the earlier adapter or checkpoint, checks that a job can start from it, and fetches its files.
+"""Warm starts: resolves the earlier adapter or checkpoint, checks that a job can start from it, and finds its stored files.
 
 A reference is an adapter's id or model name (``adp-...``, ``ft:...``), a job (``ftjob-...``: its adapter), a checkpoint (``ftckpt_...``) or
 OpenAI's name of one (``ftjob-...:step-120``). OpenAI's clients pass it as ``model``; ``warm_start`` with a base model means the same.
@@ -7,10 +7,8 @@ OpenAI's name of one (``ftjob-...:step-120``). OpenAI's clients pass it as ``mod
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,13 +21,10 @@ from control_plane.jobs.job_documents import WarmStartSource
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
-from control_plane.sandbox import scratch
-from ft_assets import layout
 from ft_assets.adapters import package
 from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
-from ft_assets.durable_files import mark_used, remove_unused, sha256_of
-from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
+from ft_assets.errors import Conflict, InvalidRequest, NotFound
 from ft_assets.training.spec import LoraSettings, WarmStart
 from ft_assets.typed_json import from_json
 
@@ -193,41 +188,6 @@ def _lora(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     modules = modules if isinstance(modules, str) else list(modules)
     kinds = {name: settings[name] for name in ("use_rslora", "use_dora") if settings.get(name)}
     return {"rank": settings["rank"], "alpha": settings["alpha"], "target_modules": modules, **kinds}
-
-
-def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:
-    """Return the adapter's files on this machine, fetched once and verified every time against the manifest that the spec names."""
-    target = platform.settings.work_dir / "warm_starts" / layout.checked_id(tenant) / layout.checked_id(start.manifest_sha256)
-    if target.exists():
-        mark_used(target)
-        if _is_whole(target, start.manifest_sha256):
-            return target
-        shutil.rmtree(target)  # disk corruption, or a file deleted by hand
-    remove_unused(target.parents[1])
-    prefix = stored_prefix(platform, tenant, start)
-    with scratch.directory(platform.settings.work_dir, tenant) as directory:
-        beside = directory / "adapter"
-        platform.objects.get_file(f"{prefix}/{package.MANIFEST}", beside / package.MANIFEST)
-        known = package.manifest_files((beside / package.MANIFEST).read_bytes(), sha256=start.manifest_sha256)
-        for name in (package.CONFIG, package.WEIGHTS):  # for a checkpoint, neither optimizer nor random state
-            platform.objects.get_file(f"{prefix}/{name}", beside / name)
-            if known.get(name) != sha256_of(beside / name):
-                raise IntegrityError(f"{name} of {start.adapter} does not match its manifest; restore it from a backup")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.rename(target)
-        except OSError:  # another job fetched it meanwhile
-            shutil.rmtree(beside)
-    return target
-
-
-def _is_whole(directory: Path, manifest_sha256: str) -> bool:
-    """Whether the fetched files still match the manifest."""
-    try:
-        known = package.manifest_files((directory / package.MANIFEST).read_bytes(), sha256=manifest_sha256)
-        return all(known.get(name) == sha256_of(directory / name) for name in (package.CONFIG, package.WEIGHTS))
-    except (OSError, IntegrityError):
-        return False
 
 
 def stored_prefix(platform: Platform, tenant: str, start: WarmStart) -> str:

@@ -50,8 +50,10 @@ def evict(conn: Connection, now: datetime) -> None:
     attempt_of = lock_to_stop(conn, [job_id for job_id, kind in due if kind == Kind.TRAIN])
     stops = ((job_id, due[job_id, Kind.TRAIN]) for job_id in attempt_of)
     ask_to_stop(conn, [Preempt(job_id=i, for_job=cause, lost_s=0.0, detail=why) for i, (cause, why) in stops], attempt_of, now)
-    evaluated = r.job_id.in_([job_id for job_id, kind in due if kind != Kind.TRAIN]) & r.released_at.is_(None)
-    conn.execute(sa.update(reservations).where(evaluated).values(stop_asked_at=now, preempted_for=OPERATORS))
+    for for_job in (SICK_NODE, OPERATORS):
+        others = [job_id for (job_id, kind), (cause, _) in due.items() if kind != Kind.TRAIN and cause == for_job]
+        held_now = r.job_id.in_(others) & r.released_at.is_(None)
+        conn.execute(sa.update(reservations).where(held_now).values(stop_asked_at=now, preempted_for=for_job))
 
 
 def _why(nodes: Sequence[str], within: Sequence[str], sick: set[str], closed: Mapping[str, Maintenance]) -> tuple[str, str] | None:

@@ -171,7 +171,8 @@ def _so_far(start: MeterEvent, now: datetime) -> Interval:
 
 def _check(start: datetime, end: datetime, width: str, by: Sequence[str], dimensions: Sequence[str]) -> None:
     if end <= start:
-        raise InvalidRequest("end is not after start", code="invalid_range", param="end")
+        message = f"the range ends at {end.isoformat()}, which is not after its start, {start.isoformat()}; without an end it ends now"
+        raise InvalidRequest(message, code="invalid_range", param="end")
     if width not in usage.WIDTHS:
         raise InvalidRequest(
             f"bucket_width {width[:40]!r} is unknown; it is {', '.join(usage.WIDTHS)}", code="invalid_bucket_width", param="bucket_width"

@@ -26,11 +26,6 @@ class Record:
     """Repeated work, saving and loading."""
     backfilled: bool = False
 
-    @property
-    def first_wait_s(self) -> float:
-        """Seconds from submission to the first start."""
-        return (self.first_start or 0.0) - self.job.submit_s
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:

@@ -255,7 +255,7 @@ def _running(conn: Connection, which: sa.ColumnElement[bool]) -> list[RunningJob
     j, r = jobs.c, reservations.c
     exported_s = sa.select(exports.c.expected_s).where(exports.c.id == r.export_id).scalar_subquery()
     takes_s = sa.case((r.kind == Kind.EVALUATE, j.evaluation_s), (r.kind == Kind.EXPORT, exported_s), else_=j.expected_s)
-    ends = sa.case((r.kind != Kind.EXPORT, j.estimated_finish_at))
+    ends = sa.case((r.kind == Kind.TRAIN, j.estimated_finish_at))
     end = sa.func.coalesce(ends, r.granted_at + sa.func.make_interval(0, 0, 0, 0, 0, 0, takes_s))
     query = sa.select(
         j.id, j.tenant_id.label("tenant"), j.model, j.tier, j.state, r.attempt, r.pool, r.num_gpus, r.placement, r.backfill,

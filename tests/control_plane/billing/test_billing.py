@@ -79,6 +79,10 @@ def test_usage_is_grouped_by_what_is_asked_for(api: httpx.Client, job: MeteredJo
     for params in ({"group_by": "colour"}, {"group_by": "kind,kind"}, {"bucket_width": "week"}, {"start_time": 9, "end_time": 5}):
         assert api.get("/usage", params=params).status_code == 400
     assert api.get("/usage", params={"start_time": 0, "bucket_width": "hour"}).json()["error"]["code"] == "invalid_range"
+    future = api.get("/usage", params={"start_time": 4102444800}).json()["error"]
+    assert future["code"] == "invalid_range"
+    assert "2100-01-01" in future["message"]
+    assert "without an end it ends now" in future["message"]
 
 
 def test_usage_of_too_much_time_for_its_buckets_is_refused(api: httpx.Client) -> None:

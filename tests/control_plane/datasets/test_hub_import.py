@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from control_plane.tenants.rules import Tenant
 from ft_assets.errors import Conflict, InvalidRequest, QuotaExceeded
 from tests.ft_assets.datasets.readers.test_hub import SHA, TOKEN, Hub
 from tests.support.platform.background_worker import pass_time, work_off, working
+from tests.support.platform.lock_waits import wait_for_a_lock
 
 PUBLIC, PRIVATE = f"hf://acme/sums@{SHA}", f"hf://acme/secret@{SHA}"
 
@@ -143,6 +145,26 @@ def test_a_hub_that_does_not_answer_is_no_fault_of_the_file(near: Platform, tena
     assert (refused.status, refused.status_code) == ("error", "hub_unavailable")
     assert uploaded_files.validate_again(near, tenant.id, made.id).status == "uploaded"
     assert worked_off(near, made).status == "processed"
+
+
+def test_imports_that_are_ordered_at_once_are_counted_one_after_the_other(near: Platform, tenant: Tenant) -> None:
+    for _ in range(hub.MAX_PENDING - 1):
+        hub.import_dataset(near, tenant.id, hub_id=PUBLIC)
+    waiting = list[Future[Any]]()
+
+    def counted(_conn: object, _cursor: object, statement: str, *_: object) -> None:
+        if "count(*)" in statement and "FROM files" in statement and not waiting:
+            waiting.append(pool.submit(hub.import_dataset, near, tenant.id, hub_id=PUBLIC))
+            wait_for_a_lock(near)
+
+    sa.event.listen(near.engine, "after_cursor_execute", counted)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            hub.import_dataset(near, tenant.id, hub_id=PUBLIC)
+    finally:
+        sa.event.remove(near.engine, "after_cursor_execute", counted)
+    with pytest.raises(QuotaExceeded, match=f"{hub.MAX_PENDING} imports wait"):
+        waiting[0].result()
 
 
 def test_a_tenant_has_a_bounded_number_of_imports_in_line(near: Platform) -> None:

@@ -14,14 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from control_plane.datasets import suites
+from control_plane.datasets import orphaned_objects, suites
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
+from ft_assets import layout
 from ft_assets.datasets.checks.contamination.benchmarks import BENCHMARKS
 from ft_assets.datasets.checks.contamination.shipped_suites import shipped_suites
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded, Unavailable
 from resources.object_store import LocalObjectStore
 
 QUESTION = "How many of the {} sheep that the old shepherd counted on the hill before the storm came back to the valley?"
@@ -166,6 +167,46 @@ def test_the_items_of_a_tenant_have_room_for_so_many_bytes_in_all(platform: Plat
     assert full.value.code == "invalid_suite"
     suites.remove(platform, tenant.id, "first")
     add_bytes("second", "y" * 400)
+
+
+def test_suites_that_are_added_at_once_share_the_room(platform: Platform, tenant: Tenant) -> None:
+    def add_bytes(over: Platform, name: str, num: int) -> None:
+        suites.add(over, tenant.id, suite("x" * num), name=name, filename="q.jsonl", field="question", max_bytes=1000)
+
+    class Slow(LocalObjectStore):
+        """While the items of one suite are stored, another suite is added."""
+
+        def put_file(self, key: str, path: Path) -> None:
+            super().put_file(key, path)
+            add_bytes(platform, f"beside-{beside}", beside)
+
+    slow = replace(platform, objects=Slow(platform.settings.home / "objects"))
+    beside = 600
+    with pytest.raises(InvalidRequest, match="more than the 397 bytes that are left"):
+        add_bytes(slow, "late", 600)
+    beside = 100
+    add_bytes(slow, "fits", 200)
+    kept = {s.name: s.object_key for s in suites.list_suites(platform, tenant.id) if s.tenant_id}
+    assert set(kept) == {"beside-600", "beside-100", "fits"}
+    stored = {o.key for o in platform.objects.list(f"{layout.tenant_prefix(tenant.id)}/suites")}
+    assert stored == set(kept.values()), "the items of the refused one are gone"
+
+
+def test_a_suite_whose_object_cannot_be_deleted_now_is_deleted_later(platform: Platform, tenant: Tenant) -> None:
+    class Away(LocalObjectStore):
+        def delete(self, key: str) -> None:
+            raise Unavailable("the object store does not answer")
+
+    add(platform, tenant.id, "quiz", QUESTION.format("white"))
+    (key,) = (s.object_key for s in suites.list_suites(platform, tenant.id) if s.tenant_id)
+    away = replace(platform, objects=Away(platform.settings.home / "objects"))
+    with pytest.raises(Conflict):
+        add(away, tenant.id, "quiz", QUESTION.format("black"))  # its name is taken, and its items stay for now
+    suites.remove(away, tenant.id, "quiz")
+    prefix = key.rpartition("/")[0]
+    assert len(list(platform.objects.list(prefix))) == 2
+    orphaned_objects.remove_due(replace(platform, clock=lambda: platform.clock() + orphaned_objects.WAITS))
+    assert not list(platform.objects.list(prefix))
 
 
 def test_a_tenant_has_a_bounded_number_of_suites(platform: Platform, tenant: Tenant) -> None:

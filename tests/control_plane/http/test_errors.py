@@ -203,6 +203,8 @@ def test_an_unreadable_body_is_a_bad_request(api_url: str, api_key: str, content
         ("chat/completions", '"temperature": NaN', "non_finite_number", "temperature"),
         ("chat/completions", '"messages": [{"role": "user", "content": "\\ud800"}]', "lone_surrogate", "messages[0].content"),
         ("completions", '"prompt": "\\ud800"', "lone_surrogate", "prompt"),
+        ("datasets/import", '"hub_id": "hf://a/b", "column_map": {"q\\u0000": "prompt"}', "nul_character", "column_map.q\\u0000"),
+        ("datasets/import", '"hub_id": "hf://a/b", "rows_at": "a\\u0000"', "nul_character", "rows_at"),
         ("api_keys", '"name": "\\u0000"', "nul_character", "name"),
         ("api_keys", f'"name": "a", "expires_in": 1{"0" * 400}', "invalid_request", "expires_in"),
     ],

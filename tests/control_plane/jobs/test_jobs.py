@@ -170,6 +170,18 @@ def test_a_running_job_pauses_when_its_workload_has_saved(client: openai.OpenAI,
     assert client.fine_tuning.jobs.resume(job.id).status == "queued"
 
 
+@pytest.mark.parametrize("states", ["", "queued", "queued provisioning", "queued provisioning running", "queued provisioning evaluating"])
+def test_only_a_paused_job_can_be_resumed(client: openai.OpenAI, platform: Platform, training_file: str, states: str) -> None:
+    """Queued, it would keep its GPUs without a claim to them, whatever moves the platform itself may make."""
+    job = client.fine_tuning.jobs.create(model="tiny-base", training_file=training_file)
+    move(platform, job.id, *states.split())
+    with pytest.raises(openai.ConflictError, match="only a paused job can be resumed") as refused:
+        client.fine_tuning.jobs.resume(job.id)
+    assert refused.value.code == "invalid_state"
+    with platform.engine.connect() as conn:
+        assert conn.execute(sa.select(jobs.c.state).where(jobs.c.id == job.id)).scalar() == ["validating", *states.split()][-1]
+
+
 def test_a_waiting_job_says_why_where_and_until_when(client: openai.OpenAI, platform: Platform, training_file: str) -> None:
     job = client.fine_tuning.jobs.create(model="tiny-base", training_file=training_file)
     move(platform, job.id, "queued", expected_s=100.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.adapters.tables import adapters
+from control_plane.attempts.start import warm_start_input
 from control_plane.attempts.tables import checkpoints
 from control_plane.jobs import service as jobs
 from control_plane.jobs import warm_starts
@@ -22,7 +24,7 @@ from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotFound
 from ft_assets.training.spec import LoraSettings
-from tests.support.jobs.finished_job import files_under, finish, put_checkpoint, rewrite
+from tests.support.jobs.finished_job import finish, put_checkpoint, rewrite
 from tests.support.platform.database_roles import as_owner
 
 Submit = Callable[..., Job]
@@ -180,30 +182,28 @@ def test_a_checkpoint_that_is_not_kept_any_more_is_refused(platform: Platform, s
 
 
 @pytest.mark.parametrize("reference", ["adapter", "checkpoint"])
-def test_the_training_gets_the_adapters_files_and_nothing_else_and_fetches_them_once(
+def test_the_training_gets_the_adapters_files_and_nothing_else(
     platform: Platform, tenant: Tenant, submit: Submit, trained: dict[str, str], reference: str
 ) -> None:
-    job = submit(warm_start=trained[reference])
-    start = warm_starts.spec_of(job.warm_start)
+    start = warm_starts.spec_of(submit(warm_start=trained[reference]).warm_start)
     assert start is not None
-    directory = warm_starts.fetch(platform, tenant.id, start)
-    assert files_under(directory) == ["adapter_config.json", "adapter_model.safetensors", "manifest.json"]
-    platform.objects.delete(f"{job.warm_start.object_prefix}/manifest.json")
-    assert warm_starts.fetch(platform, tenant.id, start) == directory
+    files = warm_start_input(platform, tenant.id, start).files
+    assert sorted(file.path for file in files) == ["adapter_config.json", "adapter_model.safetensors", "manifest.json"]
+    assert all(hashlib.sha256(platform.objects.get_bytes(file.key)).hexdigest() == file.sha256 for file in files)
 
 
-def test_bytes_that_are_not_the_ones_that_the_spec_names_are_not_trained_on(
+def test_the_training_gets_the_digests_of_the_manifest_that_the_spec_names(
     platform: Platform, tenant: Tenant, submit: Submit, trained: dict[str, str]
 ) -> None:
+    """Whoever fetches a file compares it with its digest."""
     start = warm_starts.spec_of(submit(warm_start=trained["adapter"]).warm_start)
     assert start is not None
-    prefix = layout.adapter_prefix(tenant.id, trained["adapter"])
+    prefix, named = layout.adapter_prefix(tenant.id, trained["adapter"]), warm_start_input(platform, tenant.id, start)
     platform.objects.put_bytes(f"{prefix}/adapter_model.safetensors", b"other weights")
-    with pytest.raises(IntegrityError, match="adapter_model"):
-        warm_starts.fetch(platform, tenant.id, start)
+    assert warm_start_input(platform, tenant.id, start) == named
     platform.objects.put_bytes(f"{prefix}/manifest.json", b"{}")
     with pytest.raises(IntegrityError, match="manifest"):
-        warm_starts.fetch(platform, tenant.id, start)
+        warm_start_input(platform, tenant.id, start)
 
 
 def test_two_starts_are_two_requests_and_one_start_is_one(platform: Platform, submit: Submit, trained: dict[str, str]) -> None:
@@ -232,7 +232,7 @@ def test_another_tenants_job_and_its_bytes_do_not_exist(
         start = warm_starts.spec_of(submit(warm_start=trained[reference]).warm_start)
         assert start is not None
         with pytest.raises(NotFound, match="does not exist any more"):
-            warm_starts.fetch(platform, other.id, start)
+            warm_start_input(platform, other.id, start)
 
 
 def not_found(platform: Platform, tenant: str) -> str:
@@ -252,19 +252,5 @@ def test_bytes_that_were_deleted_since_are_not_looked_for(
         rewrite(conn, adapters.c.id == trained["adapter"], stage="archived")
         conn.execute(sa.update(checkpoints).where(checkpoints.c.id == trained["checkpoint"]).values(removed_at=platform.clock()))
     with pytest.raises(NotFound) as gone:
-        warm_starts.fetch(platform, tenant.id, start)
+        warm_start_input(platform, tenant.id, start)
     assert gone.value.code == "warm_start_not_found"
-
-
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", "manifest.json"])
-def test_files_that_changed_on_this_machine_are_fetched_again(
-    platform: Platform, tenant: Tenant, submit: Submit, trained: dict[str, str], name: str
-) -> None:
-    start = warm_starts.spec_of(submit(warm_start=trained["adapter"]).warm_start)
-    assert start is not None
-    file = warm_starts.fetch(platform, tenant.id, start) / name
-    content = file.read_bytes()
-    file.write_bytes(b"other")
-    assert (warm_starts.fetch(platform, tenant.id, start) / name).read_bytes() == content
-    file.unlink()
-    assert (warm_starts.fetch(platform, tenant.id, start) / name).read_bytes() == content

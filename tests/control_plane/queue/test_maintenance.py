@@ -15,7 +15,7 @@ from control_plane.attempts import evaluation_endings
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Ending
 from control_plane.capacity import maintenance
-from control_plane.capacity.tables import Maintenance
+from control_plane.capacity.tables import Maintenance, node_drains
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
@@ -54,6 +54,19 @@ def started(world: Queued, job: str, *, step: int = 40) -> attempts.Claim:
     held = attempts.claim(world.platform, world.row(job).tenant_id, job)
     attempts.mark_started(world.platform, held, started_at=world.now[0].timestamp())
     report(world.platform, held, {"step": step, "total_steps": 1000, "loss": 1.0, "learning_rate": 1e-3, "time": world.now[0].timestamp()})
+    return held
+
+
+def evaluating(world: Queued, job: str) -> attempts.Claim:
+    """A job whose training has ended well and whose evaluation runs."""
+    world.round()
+    held = started(world, job)
+    now = world.now[0].timestamp()
+    status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.EXITED, exit_code=0, started_at=now - 60, ended_at=now)
+    attempts.finish(world.platform, held, Ending(outcome="succeeded", failure=None, last_step=9, trained_tokens=1, status=status))
+    world.round()
+    held = attempts.claim(world.platform, held.tenant, job)
+    attempts.mark_started(world.platform, held, started_at=now)
     return held
 
 
@@ -158,14 +171,9 @@ def test_only_the_jobs_of_the_pool_or_tenant_leave(world: Queued) -> None:
 
 def test_an_evaluation_begins_again_after_the_maintenance(world: Queued) -> None:
     job = world.job(world.tenant())
-    world.round()
-    held = started(world, job)
+    held = evaluating(world, job)
     now = world.now[0].timestamp()
     status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.EXITED, exit_code=0, started_at=now - 60, ended_at=now)
-    attempts.finish(world.platform, held, Ending(outcome="succeeded", failure=None, last_step=9, trained_tokens=1, status=status))
-    world.round()
-    held = attempts.claim(world.platform, held.tenant, job)
-    attempts.mark_started(world.platform, held, started_at=now)
     begin(world, stop_in_s=60)
     world.round()
     assert asked_to_stop(world.platform, held) == report(world.platform, held).stop == "preempt"
@@ -176,6 +184,22 @@ def test_an_evaluation_begins_again_after_the_maintenance(world: Queued) -> None
     maintenance.end(world.platform)
     world.round()
     assert attempts.claim(world.platform, held.tenant, job).attempt == 3
+
+
+def test_an_evaluation_on_a_sick_node_is_stopped_for_that_and_one_elsewhere_for_the_maintenance(world: Queued) -> None:
+    tenant = world.tenant()
+    for _ in range(3):  # two fill the left node, one the right
+        evaluating(world, world.job(tenant))
+    now = world.now[0]
+    with world.platform.engine.begin() as conn:
+        row = {"node": "left-0", "reason": "Xid 79", "drained_by": "platform", "drained_at": now, "stop_at": now}
+        conn.execute(sa.insert(node_drains).values(**row))
+    begin(world, pool="right", stop_in_s=60)
+    world.round()
+    query = sa.select(reservations.c.pool, reservations.c.preempted_for).where(reservations.c.released_at.is_(None))
+    with world.platform.engine.connect() as conn:
+        found = sorted(tuple(row) for row in conn.execute(query))
+    assert found == [("left", "sick_node"), ("left", "sick_node"), ("right", "operators")]
 
 
 def test_an_evaluation_that_was_asked_to_stop_and_is_killed_has_not_failed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from control_plane.attempts.tables import agents as agents_table
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.attempts.tables import checkpoints
 from control_plane.billing.tables import ledger_entries
-from control_plane.datasets import validation_state
+from control_plane.datasets import suites, validation_state
 from control_plane.datasets.tables import datasets
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
@@ -344,6 +345,7 @@ def test_nothing_new_is_taken_while_everything_is_deleted_and_the_same_file_is_w
     calls: list[Callable[[], Any]] = [
         lambda: jobs.submit(world.platform, tenant, JobRequest.from_body(body)),
         lambda: upload(world, tenant),
+        lambda: suites.add(world.platform, tenant, io.BytesIO(b'{"q": "Why?"}'), name="quiz", filename="q.jsonl", field="q"),
     ]
     for call in calls:
         with pytest.raises(Conflict, match="is being deleted") as refused:

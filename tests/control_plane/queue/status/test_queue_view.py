@@ -22,6 +22,7 @@ from control_plane.queue.status import metrics, missed_starts, view
 from control_plane.queue.tables import reservations
 from control_plane.tenants import suspension
 from ft_assets.errors import InvalidDataset
+from tests.control_plane.queue.test_maintenance import evaluating
 from tests.support.jobs.queued_jobs import Queued, queued
 
 
@@ -150,6 +151,16 @@ def test_operators_see_tenants_nodes_reservations_and_what_rounds_did(world: Que
     assert found["overdue"] == []
     world.round(hours=1)
     assert [(o["job_id"], o["kind"]) for o in whole(world)["overdue"]] == [(runs, "start")], "its workload never began"
+
+
+def test_an_evaluation_ends_when_evaluations_do_whatever_its_training_promised(world: Queued) -> None:
+    tenant = world.tenant()
+    job = world.job(tenant)
+    world.set(job, evaluation_s=600.0)
+    evaluating(world, job)
+    world.set(job, estimated_finish_at=world.now[0] - timedelta(hours=1), evaluation_s=600.0)
+    (found,) = seen_by(world, tenant)["running"]
+    assert (found["id"], found["estimated_end"] - found["since"]) == (job, 600)
 
 
 def test_a_long_queue_is_listed_up_to_a_limit_and_counted_in_full(world: Queued) -> None:
