@@ -180,20 +180,31 @@ class Connection:
     def _worth_another(self, retry: int, last_output_at: float | None) -> bool:
         return retry < self._max_retries or (last_output_at is not None and time.monotonic() - last_output_at < OUTAGE_S)
 
-    def wait(self, look: Callable[[], T], over: Callable[[T], bool], *, what: str, timeout_s: float | None, poll_s: float) -> T:
-        """Returns the result of `look` once it is `over`; ``TimeoutError`` after `timeout_s`."""
+    def wait(
+        self,
+        look: Callable[[], T],
+        over: Callable[[T], bool],
+        *,
+        what: str,
+        timeout_s: float | None,
+        poll_s: float,
+        each: Callable[[T], object] | None = None,
+    ) -> T:
+        """Returns the result of `look` once it is `over`; ``TimeoutError`` after `timeout_s`. `each` is called with every result."""
         began = time.monotonic()
         seen_at: float | None = None
         while True:
             try:
                 found = look()
+                seen_at = time.monotonic()
+                if each is not None:
+                    each(found)
             except PASSING:
                 if seen_at is None or time.monotonic() - seen_at >= OUTAGE_S:
                     raise
             else:
                 if over(found):
                     return found
-                seen_at = time.monotonic()
             if timeout_s is not None and time.monotonic() - began >= timeout_s:
                 raise TimeoutError(f"{what} has not finished after {timeout_s:g} s; it is still running")
             time.sleep(poll_s)
