@@ -145,11 +145,15 @@ class Connection:
             time.sleep(min(self._backoff_s * 2**retry, 8.0))
             retry += 1
 
-    def data_of(self, method: str, path: str, *, decoder: wire.EventDecoder, **options: Any) -> Generator[str]:
-        """Yields the data of each event of one stream, up to its end."""
+    def data_of(
+        self, method: str, path: str, *, decoder: wire.EventDecoder, on_comment: Callable[[], object] | None = None, **options: Any
+    ) -> Generator[str]:
+        """Yields the data of each event of one stream, up to its end. `on_comment` is called for each comment: the server has no news."""
         decoder.begin()
         with self.stream(method, path, **options) as answer:
             for line in answer.iter_lines():
+                if on_comment is not None and line.startswith(":"):
+                    on_comment()
                 data = decoder.feed(line)
                 if data is not None:
                     yield data
@@ -159,15 +163,20 @@ class Connection:
         decoder, retry = wire.EventDecoder(), 0
         last_output_at: float | None = None
         failure: Exception
+
+        def heard_from() -> None:
+            nonlocal retry, last_output_at
+            retry, last_output_at = 0, time.monotonic()
+
         while True:
             headers = {"accept": "text/event-stream"} | ({"last-event-id": decoder.last_id} if decoder.last_id else {})
             options = {"params": params, "headers": headers, "timeout": wire.STREAM_TIMEOUT, "max_retries": 0}
             try:
-                with closing(self.data_of("GET", path, decoder=decoder, **options)) as heard:
+                with closing(self.data_of("GET", path, decoder=decoder, on_comment=heard_from, **options)) as heard:
                     for data in heard:
                         if data == wire.DONE:
                             return
-                        retry, last_output_at = 0, time.monotonic()
+                        heard_from()
                         yield parse(data)
                 failure = Unavailable(f"{path} ended before the final event; check whether a proxy answers instead of the API")
             except PASSING as error:
