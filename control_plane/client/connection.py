@@ -8,7 +8,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -151,7 +151,7 @@ class Connection:
         """Yields the data of each event of one stream, up to its end. `on_comment` is called for each comment: the server has no news."""
         decoder.begin()
         with self.stream(method, path, **options) as answer:
-            for line in answer.iter_lines():
+            for line in _lines(answer.iter_bytes()):
                 if on_comment is not None and line.startswith(":"):
                     on_comment()
                 data = decoder.feed(line)
@@ -235,6 +235,14 @@ class Connection:
         finally:
             partial.unlink(missing_ok=True)
         return digest.hexdigest()
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Yields complete lines; only a line feed ends one, as JSON may contain what else Unicode calls a line break."""
+    text, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    for piece in pieces:
+        *lines, rest = (rest + text.decode(piece)).split("\n")
+        yield from (line.removesuffix("\r") for line in lines)
 
 
 class Resource:

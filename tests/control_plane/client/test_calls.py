@@ -192,6 +192,16 @@ def test_a_stream_that_says_nothing_and_ends_is_not_asked_for_for_ever() -> None
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_only_a_line_feed_ends_a_line_of_a_stream(end: str) -> None:
+    text = "a\u2028b\u2029c\u0085de\u00e4"
+    chunk = json.dumps({"choices": [{"delta": {"content": text}}]}, ensure_ascii=False)
+    sent = f"data: {chunk}{end}{end}data: [DONE]{end}{end}".encode()
+    in_bytes = httpx.Response(200, content=(sent[i : i + 1] for i in range(len(sent))))
+    ft, _ = client(in_bytes)
+    assert list(ft.chat.stream(model="m", messages=[])) == [text]
+
+
 def test_a_stream_without_news_survives_a_restart_as_one_with_news_does() -> None:
     quiet = httpx.Response(200, stream=BreaksOff(b": waiting\n\n"))
     ft, seen = client(
