@@ -19,7 +19,7 @@ from control_plane.platform.records import columns, many, one, one_or_raise, rec
 from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_of, new_secret, sha256_of
 from control_plane.tenant_data.tables import deletion_requests
 from control_plane.tenants import key_permissions
-from control_plane.tenants.rules import Principal, Role, Scope, Tenant, person_of, tier_named, within
+from control_plane.tenants.rules import Principal, Role, Scope, Tenant, check_name, person_of, tier_named, within
 from control_plane.tenants.tables import TENANT, ApiKey, api_keys, audit_log, members, tenants
 from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded, Unauthenticated
 from ft_assets.storable_text import check_storable
@@ -131,7 +131,8 @@ def create_key(
     a key of the tenant (None: an operator), it expires no later and has no higher limit than that key, and a key of the tenant itself may
     name owners only if that key may.
     """
-    check_storable({"name": name, "member_id": member_id})
+    check_name(name)
+    check_storable(member_id, "member_id")
     now, requested = platform.clock(), _scopes(scopes)
     values = {
         "tenant_id": tenant, "name": name, "scopes": [s.value for s in requested], "member_id": member_id,
