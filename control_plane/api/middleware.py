@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.datasets.suites import MAX_FILE_BYTES
 from control_plane.http import error_responses
-from control_plane.http.authentication import missing_key
+from control_plane.http.authentication import FORM, missing_key
 from control_plane.tenants.sessions import COOKIE
 from ft_assets.errors import BodyTooLarge, FtError
 from ft_assets.telemetry import correlation, spans
@@ -173,6 +173,8 @@ NEGLIGIBLE_BYTES = MIB
 STREAMED = re.compile(r"/v1/(?:files|uploads/[^/]+/parts)")
 """Streamed by routes that authenticate first, with their own limits."""
 MAX_BODY_BYTES = 4 * MIB
+MAX_FORM_BYTES = MIB // 4
+"""Of URL-encoded fields: those of the console are parsed before the caller is known, and no other route needs them."""
 MAX_VALUES = 20_000
 """Values in a JSON body: each is validated and may be named in the refusal, at 16 us per value. An upload has at most 10,000 parts."""
 MAX_PROMPT_VALUES = 1_000_000
@@ -199,7 +201,7 @@ class UnreadBodies:
             await self.app(scope, receive, send)
             return
         pieces: list[bytes] | None = [] if is_json(headers) else None
-        limit, num_bytes, is_read = limit_of(scope["path"]), 0, not (comes_in_chunks or length > NEGLIGIBLE_BYTES)
+        limit, num_bytes, is_read = limit_of(scope["path"], headers), 0, not (comes_in_chunks or length > NEGLIGIBLE_BYTES)
 
         async def watched() -> Message:
             nonlocal is_read, num_bytes
@@ -229,8 +231,10 @@ class UnreadBodies:
         await app(scope, watched, closing)
 
 
-def limit_of(path: str) -> int | None:
+def limit_of(path: str, headers: Headers) -> int | None:
     """Return the limit of a body for this path in bytes; None if the route itself counts them."""
+    if any(FORM in media_type.lower() for media_type in headers.getlist("content-type")):
+        return MAX_FORM_BYTES
     bare = path.rstrip("/")
     return None if STREAMED.fullmatch(bare) else OTHER_LIMITS.get(bare, MAX_BODY_BYTES)
 
@@ -255,6 +259,8 @@ def refuse_many_values(path: str, body: bytes) -> None:
 
 
 def too_large(path: str, limit: int) -> BodyTooLarge:
+    if limit == MAX_FORM_BYTES:
+        return BodyTooLarge(f"the body is larger than {limit} bytes, the limit of {FORM}; send JSON, or files as multipart/form-data")
     return BodyTooLarge(
         f"the body is larger than {limit} bytes ({limit // MIB} MiB), the limit of {path[:80]}; send less in one request, and files "
         "through POST /v1/files or /v1/uploads"

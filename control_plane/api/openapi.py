@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,20 +62,23 @@ class Described(FastAPI):
         def document() -> JSONResponse:
             return JSONResponse(self.openapi())
 
+        self._building = threading.Lock()
+        self._document: dict[str, Any] | None = None
         self.add_api_route("/openapi.json", document, include_in_schema=False)
 
     def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            document = super().openapi()
-            schemas = document["components"]["schemas"]
-            for name in NOT_OURS:
-                schemas.pop(name, None)
-            schemas |= _components()
-            for path, methods in document["paths"].items():
-                for operation in methods.values():
-                    _state(operation, path=path)
-        assert self.openapi_schema is not None
-        return self.openapi_schema
+        with self._building:
+            if self._document is None:
+                document = super().openapi()
+                schemas = document["components"]["schemas"]
+                for name in NOT_OURS:
+                    schemas.pop(name, None)
+                schemas |= _components()
+                for path, methods in document["paths"].items():
+                    for operation in methods.values():
+                        _state(operation, path=path)
+                self._document = document
+            return self._document
 
 
 def _state(operation: dict[str, Any], *, path: str) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -145,11 +145,15 @@ class Connection:
             time.sleep(min(self._backoff_s * 2**retry, 8.0))
             retry += 1
 
-    def data_of(self, method: str, path: str, *, decoder: wire.EventDecoder, **options: Any) -> Generator[str]:
-        """Yields the data of each event of one stream, up to its end."""
+    def data_of(
+        self, method: str, path: str, *, decoder: wire.EventDecoder, on_comment: Callable[[], object] | None = None, **options: Any
+    ) -> Generator[str]:
+        """Yields the data of each event of one stream, up to its end. `on_comment` is called for each comment: the server has no news."""
         decoder.begin()
         with self.stream(method, path, **options) as answer:
-            for line in answer.iter_lines():
+            for line in _lines(answer.iter_bytes()):
+                if on_comment is not None and line.startswith(":"):
+                    on_comment()
                 data = decoder.feed(line)
                 if data is not None:
                     yield data
@@ -159,15 +163,20 @@ class Connection:
         decoder, retry = wire.EventDecoder(), 0
         last_output_at: float | None = None
         failure: Exception
+
+        def heard_from() -> None:
+            nonlocal retry, last_output_at
+            retry, last_output_at = 0, time.monotonic()
+
         while True:
             headers = {"accept": "text/event-stream"} | ({"last-event-id": decoder.last_id} if decoder.last_id else {})
             options = {"params": params, "headers": headers, "timeout": wire.STREAM_TIMEOUT, "max_retries": 0}
             try:
-                with closing(self.data_of("GET", path, decoder=decoder, **options)) as heard:
+                with closing(self.data_of("GET", path, decoder=decoder, on_comment=heard_from, **options)) as heard:
                     for data in heard:
                         if data == wire.DONE:
                             return
-                        retry, last_output_at = 0, time.monotonic()
+                        heard_from()
                         yield parse(data)
                 failure = Unavailable(f"{path} ended before the final event; check whether a proxy answers instead of the API")
             except PASSING as error:
@@ -180,20 +189,31 @@ class Connection:
     def _worth_another(self, retry: int, last_output_at: float | None) -> bool:
         return retry < self._max_retries or (last_output_at is not None and time.monotonic() - last_output_at < OUTAGE_S)
 
-    def wait(self, look: Callable[[], T], over: Callable[[T], bool], *, what: str, timeout_s: float | None, poll_s: float) -> T:
-        """Returns the result of `look` once it is `over`; ``TimeoutError`` after `timeout_s`."""
+    def wait(
+        self,
+        look: Callable[[], T],
+        over: Callable[[T], bool],
+        *,
+        what: str,
+        timeout_s: float | None,
+        poll_s: float,
+        each: Callable[[T], object] | None = None,
+    ) -> T:
+        """Returns the result of `look` once it is `over`; ``TimeoutError`` after `timeout_s`. `each` is called with every result."""
         began = time.monotonic()
         seen_at: float | None = None
         while True:
             try:
                 found = look()
+                seen_at = time.monotonic()
+                if each is not None:
+                    each(found)
             except PASSING:
                 if seen_at is None or time.monotonic() - seen_at >= OUTAGE_S:
                     raise
             else:
                 if over(found):
                     return found
-                seen_at = time.monotonic()
             if timeout_s is not None and time.monotonic() - began >= timeout_s:
                 raise TimeoutError(f"{what} has not finished after {timeout_s:g} s; it is still running")
             time.sleep(poll_s)
@@ -215,6 +235,14 @@ class Connection:
         finally:
             partial.unlink(missing_ok=True)
         return digest.hexdigest()
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Yields complete lines; only a line feed ends one, as JSON may contain what else Unicode calls a line break."""
+    text, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    for piece in pieces:
+        *lines, rest = (rest + text.decode(piece)).split("\n")
+        yield from (line.removesuffix("\r") for line in lines)
 
 
 class Resource:

@@ -29,6 +29,8 @@ MAX_USER_AGENT = 200
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 CSRF_HEADER, CSRF_FIELD = "x-csrf-token", "csrf_token"
 FORM = "application/x-www-form-urlencoded"
+CONSOLE = "/console/"
+"""Below it, forms carry their token in a field. Any other form, whatever its size, is not read before its caller is known."""
 
 bearer = HTTPBearer(auto_error=False, description="API key of a tenant, starting with `ft-sk-`.")
 operator_bearer = HTTPBearer(auto_error=False, scheme_name="OperatorKey", description="Key of an operator, starting with `ft-op-`.")
@@ -94,7 +96,8 @@ async def _session(request: Request, credentials: HTTPAuthorizationCredentials |
 
 
 async def _sent_token(request: Request) -> str:
-    if CSRF_HEADER not in request.headers and request.headers.get("content-type", "").startswith(FORM):
+    is_form = request.scope["path"].startswith(CONSOLE) and request.headers.get("content-type", "").startswith(FORM)
+    if is_form and CSRF_HEADER not in request.headers:
         return str((await request.form()).get(CSRF_FIELD, ""))
     return request.headers.get(CSRF_HEADER, "")
 

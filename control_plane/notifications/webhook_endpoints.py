@@ -22,6 +22,7 @@ from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.protocols import WebhookSender
+from control_plane.tenants.rules import check_name
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound, QuotaExceeded, Unavailable
 
 MAX_ENDPOINTS = 10
@@ -61,6 +62,7 @@ class Tried:
 def create(platform: Platform, tenant: str, *, name: str, url: str, event_types: Sequence[str]) -> WithSecret:
     """Create an endpoint for events from now on. Its URL is resolved and checked now, and again for each delivery."""
     types = _known(event_types)
+    check_name(name)
     with _sender(platform, tenant) as sender:
         sender.check(url)
     now, secret = platform.clock(), signatures.new_secret()
@@ -109,6 +111,9 @@ def update(platform: Platform, tenant: str, endpoint_id: str, changes: Mapping[s
     Disabling ends pending deliveries (they can be replayed); enabling clears earlier failures.
     """
     wanted = {k: v for k, v in changes.items() if v is not None}
+    check_name(wanted.get("name"))
+    if (state := wanted.get("state", ENABLED)) not in (ENABLED, DISABLED):
+        raise InvalidRequest(f"state {state[:40]!r} is neither {ENABLED} nor {DISABLED}; send one of them", param="state")
     if "event_types" in wanted:
         wanted["event_types"] = tuple(_known(wanted["event_types"]))
     if "url" in wanted:

@@ -19,8 +19,8 @@ from control_plane.platform.records import columns, many, one, one_or_raise, rec
 from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_of, new_secret, sha256_of
 from control_plane.tenant_data.tables import deletion_requests
 from control_plane.tenants import key_permissions
-from control_plane.tenants.rules import Principal, Role, Scope, Tenant, person_of, tier_named, within
-from control_plane.tenants.tables import TENANT, ApiKey, api_keys, members, tenants
+from control_plane.tenants.rules import Principal, Role, Scope, Tenant, check_name, person_of, tier_named, within
+from control_plane.tenants.tables import TENANT, ApiKey, api_keys, audit_log, members, tenants
 from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded, Unauthenticated
 from ft_assets.storable_text import check_storable
 
@@ -131,7 +131,8 @@ def create_key(
     a key of the tenant (None: an operator), it expires no later and has no higher limit than that key, and a key of the tenant itself may
     name owners only if that key may.
     """
-    check_storable({"name": name, "member_id": member_id})
+    check_name(name)
+    check_storable(member_id, "member_id")
     now, requested = platform.clock(), _scopes(scopes)
     values = {
         "tenant_id": tenant, "name": name, "scopes": [s.value for s in requested], "member_id": member_id,
@@ -194,7 +195,8 @@ def rotate_key(
 ) -> NewKey:
     """Create a key with the name, scopes, member and limit of a working one, which expires after `overlap_s`.
 
-    The new key lasts `expires_in_s`, by default as long as the old one was created for. If `by` is a key of the tenant (None: an operator),
+    The new key lasts `expires_in_s`, by default as long as the old one was created for, which is known of a key that was not replaced yet:
+    ``Conflict`` (``api_key_replaced``) names the successor of one that was. If `by` is a key of the tenant (None: an operator),
     its own successor may last as long again, another key no longer than itself.
     """
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
@@ -210,6 +212,7 @@ def rotate_key(
                 f"the key {key_id} is {'expired' if old.revoked_at is None else 'revoked'}; make a new one with POST /v1/api_keys",
                 code="api_key_ended",
             )
+        _refuse_replaced(conn, tenant, key_id)
         lifetime = None if old.expires_at is None else old.expires_at - old.created_at
         expires_at = _end(now, expires_in_s) if expires_in_s is not None or lifetime is None else now + lifetime
         if by is not None and by.id == key_id:
@@ -309,6 +312,22 @@ def _key(conn: Connection, tenant: str, key_id: str) -> ApiKey:
     query = sa.select(*KEY).where(api_keys.c.id == key_id, api_keys.c.tenant_id == tenant)
     missing = NotFound(f"no API key {key_id!r}; list yours with GET /v1/api_keys", code="api_key_not_found", param="key_id")
     return one_or_raise(conn, query, ApiKey, missing)
+
+
+def _refuse_replaced(conn: Connection, tenant: str, key_id: str) -> None:
+    """Raise ``Conflict`` if a rotation, which alone changes the end of a key, did so; the key that was created next is its successor.
+
+    With the tenant's row locked, no other key was created between the two. A key that ended within the overlap anyway keeps its end.
+    """
+    line, of_tenant = audit_log.c, audit_log.c.tenant_id == tenant
+    is_rotation = line.object_id == key_id, line.action == "api_key.updated", line.changes.has_key("expires_at")
+    rotated = sa.select(sa.func.min(line.seq)).where(of_tenant, *is_rotation).scalar_subquery()
+    made_since = sa.select(line.object_id).where(of_tenant, line.action == "api_key.created", line.seq > rotated)
+    if (successor := conn.execute(made_since.order_by(line.seq).limit(1)).scalar()) is not None:
+        raise Conflict(
+            f"the key {key_id} was rotated before, to {successor}; rotate that one, or make another with POST /v1/api_keys",
+            code="api_key_replaced",
+        )
 
 
 def _check_role(conn: Connection, tenant: str, member_id: str, requested: tuple[Scope, ...]) -> Role:

@@ -70,7 +70,8 @@ def _prepare(settings: Settings) -> None:
     closed = private_home.make_private(settings.home)
     if closed:
         log.warning("%s", closed)
-    stack_services.prepare_home(settings)
+    with lock.held(StackFiles(home=settings.home)):  # the files of a stack that runs stay as they are
+        stack_services.prepare_home(settings)
 
 
 def up(settings: Settings, on_report: OnReport) -> StackReport:

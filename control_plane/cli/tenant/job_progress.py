@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 from control_plane.cli.output import escape, live_bars, say
 from control_plane.cli.remedies import in_commands
 from control_plane.queue.status.messages import waiting_line
+from ft_assets.errors import RateLimited, Unavailable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from control_plane.client import FtClient, Record
 
-POLL_S = 0.7
-"""Seconds between polls of a job: the platform reports steps every half second."""
-FINAL = ("succeeded", "failed", "cancelled")
+POLL_S = 2.5
+"""Seconds between looks at a job, of two requests each: two that follow with one key stay below the 120 requests per minute of the free
+tier."""
 LINES_OF_METRICS, LINE_EVERY_S = 10, 30.0
 """Training without a terminal: a line per tenth of the way, and at least one in this many seconds."""
 SHOWN = {"rewards/margins": "margin", "valid_loss": "validation loss"}
@@ -28,34 +29,43 @@ WEEK_S = 6 * 86400.0
 STAGES = ("validating", "queued", "provisioning", "running", "evaluating", "succeeded")
 
 
-def follow(client: FtClient, job_id: str) -> Record:
-    """Show the job until it has ended, and return it."""
-    with job_view() as view:
+def follow(client: FtClient, job_id: str, *, poll_s: float = POLL_S) -> Record:
+    """Show the job until it has ended, and return it; ``Unavailable`` if the platform is away for longer than a wait survives."""
+    with job_view() as view, _outage_of(f"the job {job_id}"):
         seen: set[str] = set()
-        while True:
-            job = client.jobs.retrieve(job_id)
+
+        def show(job: Record) -> None:
             for event in new_events(client, job_id, seen):
                 view.event(event)
             view.job(job)
-            if job["status"] in FINAL:
-                return job
-            time.sleep(POLL_S)
+
+        return client.jobs.wait(job_id, poll_s=poll_s, each=show)
 
 
-def follow_validation(client: FtClient, file_id: str) -> Record:
-    """Show the validation of a large file until it has ended, and return the file."""
-    import httpx
+def follow_validation(client: FtClient, file_id: str, *, poll_s: float = POLL_S) -> Record:
+    """Show the validation of a large file until it has ended, and return the file; ``Unavailable`` as for :func:`follow`."""
+    from control_plane.client.connection import PASSING
 
-    with live_bars("DownloadColumn", "TimeElapsedColumn", "{task.fields[rows]:,} rows") as bars:
+    with live_bars("DownloadColumn", "TimeElapsedColumn", "{task.fields[rows]:,} rows") as bars, _outage_of(f"the file {file_id}"):
         view = ValidationView(bars)
-        while True:
-            with contextlib.suppress(httpx.TransportError):  # a broken stream is opened again
+
+        def show(file: Record) -> None:
+            if file["status"] != "uploaded":
+                return
+            with contextlib.suppress(*PASSING):  # a broken stream is opened again
                 for event in client.files.events(file_id):
                     view.show(event)
-            file = client.files.retrieve(file_id)
-            if file["status"] != "uploaded":
-                return file
-            time.sleep(POLL_S)
+
+        return client.files.wait(file_id, poll_s=poll_s, each=show)
+
+
+@contextlib.contextmanager
+def _outage_of(what: str) -> Iterator[None]:
+    """Word an outage or a rate limit that lasts as one, so that it does not look like a failure of what is followed."""
+    try:
+        yield
+    except (Unavailable, RateLimited) as error:
+        raise Unavailable(f"{what} cannot be followed now, which does not affect it: {error.message}", code="unreachable") from error
 
 
 class ValidationView:

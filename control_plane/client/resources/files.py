@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,20 @@ class Files(Resource):
         """Yields changes of a file until it is validated; the last one has the result."""
         return self._api.events(at("/v1/files/{file_id}/events", file_id))
 
-    def wait(self, file_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Record:
-        """Waits until the file is ``processed`` or ``error`` and returns it; ``TimeoutError`` after `timeout_s`."""
+    def wait(
+        self, file_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0, each: Callable[[Record], object] | None = None
+    ) -> Record:
+        """Waits until the file is ``processed`` or ``error`` and returns it; ``TimeoutError`` after `timeout_s`.
+
+        `each` is called with the file on every look, the last one included.
+        """
         return self._api.wait(
             lambda: self.retrieve(file_id),
             lambda f: f["status"] != "uploaded",
             what=f"the validation of {file_id}",
             timeout_s=timeout_s,
             poll_s=poll_s,
+            each=each,
         )
 
     def validate(self, file_id: str) -> Record:

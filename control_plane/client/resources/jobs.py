@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from control_plane.client.connection import Resource
@@ -95,10 +95,20 @@ class Jobs(Resource):
         """Queues a paused job again; it continues from its checkpoint."""
         return self._api.call("POST", at("/v1/fine_tuning/jobs/{job_id}/resume", job_id))
 
-    def wait(self, job_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Record:
-        """Waits until the job has ended and returns it; ``TimeoutError`` after `timeout_s`. Survives a restart of the API."""
+    def wait(
+        self, job_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0, each: Callable[[Record], object] | None = None
+    ) -> Record:
+        """Waits until the job has ended and returns it; ``TimeoutError`` after `timeout_s`. Survives a restart of the API.
+
+        `each` is called with the job on every look, the last one included.
+        """
         return self._api.wait(
-            lambda: self.retrieve(job_id), lambda j: j["status"] in FINAL, what=f"job {job_id}", timeout_s=timeout_s, poll_s=poll_s
+            lambda: self.retrieve(job_id),
+            lambda j: j["status"] in FINAL,
+            what=f"job {job_id}",
+            timeout_s=timeout_s,
+            poll_s=poll_s,
+            each=each,
         )
 
     def events(self, job_id: str, *, limit: int = 100, after: str | None = None) -> Pages:

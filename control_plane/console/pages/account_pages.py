@@ -88,7 +88,12 @@ def create_key(
 ) -> HTMLResponse:
     """Create a key; its secret is in this answer and nowhere else."""
     made = tenants.create_key(
-        page.platform, page.tenant, name=name, scopes=[scope], expires_in_s=int(days) * DAY_S if days.isdecimal() else None, by=principal
+        page.platform,
+        page.tenant,
+        name=name,
+        scopes=[scope],
+        expires_in_s=int(days[:10]) * DAY_S if days.isdecimal() else None,
+        by=principal,
     )
     return _keys(page, principal, made=made)
 

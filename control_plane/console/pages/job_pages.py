@@ -60,7 +60,8 @@ def job_page(page: PageDep, job_id: str, compare: Annotated[list[str] | None, Qu
     view = jobs.get(platform, tenant, job_id)
     messages, last_seq = jobs.newest_messages(platform, view.job, limit=MESSAGES_READ)
     job = responses.job(view)
-    others = [jobs.row(platform, tenant, other) for other in dict.fromkeys(compare or ()) if other not in ("", job_id)][:MOST_COMPARED]
+    compared = [other for other in dict.fromkeys(compare or ()) if other not in ("", job_id)][:MOST_COMPARED]
+    others = [jobs.row(platform, tenant, other) for other in compared]
     own = results.metric_lines(platform, view.job.measured_by, most=MAX_POINTS)
     beside = [results.metric_lines(platform, one.measured_by, most=MAX_POINTS // 2) for one in others]
     filenames = uploaded_files.filenames(platform, tenant, [one.file for one in job.training_files or ()])

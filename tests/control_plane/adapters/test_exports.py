@@ -244,9 +244,27 @@ def test_the_command_line_takes_an_adapter_along_and_pushes_it(
         assert there[WEIGHTS] == (tmp_path / "out" / WEIGHTS).read_bytes()
         assert there["manifest.json"] == (tmp_path / "out" / "manifest.json").read_bytes()
         assert {asked[2] for asked in hub.asked if asked[0] == "POST"} == {f"Bearer {TOKEN}"}
-        refused = ft(url, owner[1], tmp_path, "export", adapter_id, "--push", "acme/mine", "--token", "hf_wrong", hub=hub)
+        refused = ft(
+            url,
+            owner[1],
+            tmp_path,
+            "export",
+            adapter_id,
+            "-o",
+            str(tmp_path / "both"),
+            "--push",
+            "acme/mine",
+            "--token",
+            "hf_wrong",
+            hub=hub,
+        )
         assert refused.returncode == 1
         assert "hub_push_refused" in refused.stderr
+        again = ft(
+            url, owner[1], tmp_path, "export", adapter_id, "-o", str(tmp_path / "both"), "--push", "acme/mine", "--token", TOKEN, hub=hub
+        )
+        assert again.returncode == 0, "the refused push left nothing in the way"
+        assert {path.name for path in (tmp_path / "both").iterdir()} == {path.name for path in (tmp_path / "out").iterdir()}
         assert "no_hub_token" in ft(url, owner[1], tmp_path, "export", adapter_id, "--push", "acme/mine", hub=hub).stderr
 
 

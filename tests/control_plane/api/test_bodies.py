@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 
-from control_plane.api.middleware import MAX_BODY_BYTES, MAX_VALUES, MIB, limit_of, refuse_many_values
+from control_plane.api.middleware import MAX_BODY_BYTES, MAX_FORM_BYTES, MAX_VALUES, MIB, limit_of, refuse_many_values
 
 PATIENCE_S = 20.0
 JOBS = "/v1/fine_tuning/jobs"
@@ -100,12 +101,36 @@ def test_what_fits_is_read(api_url: str, api_key: str) -> None:
     assert answer.json()["error"]["code"] != "body_too_large"
 
 
+FORM = "Content-Type: application/x-www-form-urlencoded\r\nCookie: ft_session=x\r\n"
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/suites", "/console/keys"])
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_large_form_of_an_unknown_session_is_refused_before_it_is_parsed(api_url: str, path: str, announced: bool) -> None:
+    size = MAX_FORM_BYTES + 1
+    if announced:
+        said, _ = exchange(api_url, path, headers=f"{FORM}Content-Length: {size}\r\n", body=b"")
+    else:
+        address = urlsplit(api_url)
+        with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{FORM}Transfer-Encoding: chunked\r\n\r\n{size:x}\r\n"
+            connection.sendall(head.encode() + bytes(size) + b"\r\n")  # that nothing follows is not said
+            said = connection.recv(1 << 16).decode()
+    assert said.startswith("HTTP/1.1 413 " if announced or path == "/console/keys" else "HTTP/1.1 403 ")
+
+
+def test_a_form_field_is_no_csrf_token_outside_the_console(api_url: str) -> None:
+    said, _ = exchange(api_url, "/v1/files", headers=f"{FORM}Content-Length: {MIB // 8}\r\n", body=b"")
+    assert said.startswith("HTTP/1.1 403 "), "it waited for the form"
+    assert '"csrf_token_invalid"' in said
+
+
 @pytest.mark.parametrize(
     ("path", "limit"),
     [("/v1/files", None), ("/v1/uploads/upload_1/parts", None), ("/v1/uploads", 4), ("/v1/chat/completions", 16), ("/v1/suites", 257)],
 )
 def test_each_path_has_its_limit(path: str, limit: int | None) -> None:
-    assert limit_of(path) == (None if limit is None else limit * MIB)
+    assert limit_of(path, Headers()) == (None if limit is None else limit * MIB)
 
 
 MANY = 300_000

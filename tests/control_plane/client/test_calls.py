@@ -192,6 +192,32 @@ def test_a_stream_that_says_nothing_and_ends_is_not_asked_for_for_ever() -> None
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_only_a_line_feed_ends_a_line_of_a_stream(end: str) -> None:
+    text = "a\u2028b\u2029c\u0085de\u00e4"
+    chunk = json.dumps({"choices": [{"delta": {"content": text}}]}, ensure_ascii=False)
+    sent = f"data: {chunk}{end}{end}data: [DONE]{end}{end}".encode()
+    in_bytes = httpx.Response(200, content=(sent[i : i + 1] for i in range(len(sent))))
+    ft, _ = client(in_bytes)
+    assert list(ft.chat.stream(model="m", messages=[])) == [text]
+
+
+def test_a_stream_without_news_survives_a_restart_as_one_with_news_does() -> None:
+    quiet = httpx.Response(200, stream=BreaksOff(b": waiting\n\n"))
+    ft, seen = client(
+        quiet, *[httpx.ConnectError("restarting")] * 5, httpx.Response(200, content=said(1) + b"data: [DONE]\n\n"), max_retries=0
+    )
+    assert [e["n"] for e in ft.jobs.follow("j")] == [1]
+    assert len(seen) == 7
+
+
+def test_a_page_of_a_proxy_is_no_output_of_a_stream() -> None:
+    ft, seen = client(*(httpx.Response(200, html="<h1>\nLog in\n</h1>\n") for _ in range(9)), max_retries=2)
+    with pytest.raises(Unavailable, match="proxy"):
+        list(ft.jobs.follow("j"))
+    assert len(seen) == 3
+
+
 def test_an_api_that_is_not_there_ends_a_stream_that_never_began() -> None:
     ft, seen = client(*[httpx.ConnectError("no") for _ in range(3)])
     with pytest.raises(httpx.ConnectError):

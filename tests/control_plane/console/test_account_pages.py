@@ -39,11 +39,36 @@ def test_a_budget_is_created_changed_and_deleted(platform: Platform, tenant: Ten
     visitor.post(f"{path}/{made.id}", name="Bot", limit="99", thresholds="90")
     changed = budgets.get(platform, tenant.id, made.id)
     assert (changed.name, changed.limit_micros, list(changed.thresholds)) == ("Bot", 99_000_000, [90])
-    for wrong in ({"limit": "much"}, {"limit": "0"}, {"thresholds": "most"}, {"thresholds": "0"}, {"name": " "}):
+    for wrong in (
+        {"limit": "much"},
+        {"limit": "0"},
+        {"thresholds": "most"},
+        {"thresholds": "0"},
+        {"thresholds": "1" * 5000},
+        {"name": " "},
+    ):
         answer = visitor.post(f"{path}/{made.id}", **{"name": "Bot", "limit": "99", "thresholds": "90", **wrong})
         assert answer.status_code == 400, wrong
     visitor.post(f"{path}/{made.id}/delete")
     assert budgets.list_budgets(platform, tenant.id).items == []
+
+
+@pytest.mark.parametrize("wrong", [{"name": "a\0b"}, {"name": "a" * 101}, {"days": "1" * 5000}])
+def test_a_key_that_the_api_would_refuse_is_refused_by_the_console(
+    platform: Platform, tenant: Tenant, visitor: Visitor, wrong: dict[str, str]
+) -> None:
+    assert visitor.post("/console/keys", **{"name": "ci", **wrong}).status_code == 400
+    assert {key.name for key in tenants.list_keys(platform, tenant.id).items} == {"first", "test"}
+
+
+def test_a_webhook_endpoint_that_the_api_would_refuse_is_refused_by_the_console(
+    platform: Platform, tenant: Tenant, visitor: Visitor
+) -> None:
+    for name in ("", "a\0b", "a" * 101):
+        assert visitor.post("/console/webhooks", name=name, url="http://127.0.0.1:9/hook").status_code == 400, name
+    made = webhook_endpoints.create(platform, tenant.id, name="a", url="http://127.0.0.1:9/hook", event_types=["*"]).endpoint
+    assert visitor.post(f"/console/webhooks/{made.id}/state", state="broken").status_code == 400
+    assert webhook_endpoints.get(platform, tenant.id, made.id).state == "enabled"
 
 
 def test_what_happens_at_the_cap_is_stated(visitor: Visitor) -> None:

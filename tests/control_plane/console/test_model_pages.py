@@ -47,6 +47,7 @@ def test_a_route_is_created_its_shares_are_changed_and_it_is_deleted(
     page = visitor.get(f"{ROUTES}/answers").text
     assert [f"{share} %" in page for share in (95, 5)] == [True, True]
     assert other.get(f"{ROUTES}/answers").status_code == 404
+    assert save(visitor, "answers", **{one: "1" * 5000}) == 400
     assert save(visitor, "answers", **{one: "0", two: "1", "tiny-base": "3"}) == 303
     assert [target.share for target in model_routes.get(platform, tenant.id, "answers").targets] == [0.0, 0.25, 0.75]
     assert other.post(f"{ROUTES}/answers/delete").status_code == 404

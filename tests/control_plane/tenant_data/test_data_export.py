@@ -16,6 +16,10 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 from typer.testing import CliRunner
 
 from control_plane.attempts.tables import health_verdicts
@@ -172,3 +176,15 @@ def test_the_command_verifies_what_it_downloaded(
             archive.writestr(name, data)
     with pytest.raises(IntegrityError, match=r"database/jobs\.jsonl"):
         _verified(target)
+
+
+def test_the_command_keeps_no_archive_that_differs_from_its_manifest(serve: Callable[[ASGIApp], str], tmp_path: Path) -> None:
+    target, content = tmp_path / "mine.zip", io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("manifest.json", json.dumps({"members": [{"path": "a", "sha256": "0" * 64, "bytes": 1}]}))
+        archive.writestr("a", "x")
+    url = serve(Starlette(routes=[Route("/{path:path}", lambda request: Response(content.getvalue()))]))
+    for _ in range(2):
+        done = CliRunner().invoke(build(), ["export-data", "-o", str(target)], env={"FT_API_URL": url, "FT_API_KEY": "ft-sk-x"})
+        assert isinstance(done.exception, IntegrityError) or "run the command again" in done.output, done.output
+        assert list(tmp_path.iterdir()) == []

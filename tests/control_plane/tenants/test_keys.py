@@ -12,7 +12,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from control_plane.platform.context import Platform
+from control_plane.platform.context import Actor, Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import api_keys
@@ -132,6 +132,19 @@ def test_rotation_never_prolongs_the_old_key(platform: Platform, tenant: Tenant)
     old = tenants.create_key(platform, tenant.id, name="ci", scopes=["read"], expires_in_s=60)
     tenants.rotate_key(platform, tenant.id, old.id, overlap_s=86400)
     assert tenants.get_key(platform, tenant.id, old.id).expires_at == old.expires_at
+
+
+@pytest.mark.parametrize("expires_in_s", [None, 90 * 86400])
+def test_a_key_is_rotated_once_and_its_successor_lasts_as_long(platform: Platform, tenant: Tenant, expires_in_s: int | None) -> None:
+    old = tenants.create_key(platform, tenant.id, name="ci", scopes=["read"], expires_in_s=expires_in_s)
+    new = tenants.rotate_key(platform, tenant.id, old.id)
+    tenants.create_key(platform, tenant.id, name="other", scopes=["read"])
+    scoped = platform.in_scope_of(tenant.id, Actor(kind="key", id=new.id))
+    with pytest.raises(Conflict, match=f"to {new.id}; rotate that one") as raised:
+        tenants.rotate_key(scoped, tenant.id, old.id)
+    assert raised.value.code == "api_key_replaced"
+    newest = tenants.rotate_key(scoped, tenant.id, new.id)
+    assert newest.expires_at == (None if expires_in_s is None else newest.created_at + timedelta(seconds=expires_in_s))
 
 
 @pytest.mark.parametrize(("end", "word"), [("revoke", "revoked"), ("expire", "expired")])

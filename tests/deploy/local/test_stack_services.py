@@ -12,6 +12,9 @@ import pytest
 from control_plane.platform import settings as settings_module
 from deploy.local import lifecycle, stack_services
 from deploy.local.readiness import code_state, daemon_state, http_ok
+from deploy.local.supervisor import lock
+from deploy.local.supervisor.lock import StackFiles
+from ft_assets.errors import Conflict
 from tests.support.processes.stack import PYTHON, free_port
 
 
@@ -42,6 +45,17 @@ def test_dagster_is_ready_when_its_location_has_loaded_and_its_daemons_have_beat
     assert not daemon_state(dagster_answer(healthy=False), 99.0).ready
     assert not daemon_state(dagster_answer(beat=98.0), 99.0).ready, "a heartbeat of an earlier run does not count"
     assert daemon_state(dagster_answer(), time.time() + 600.0).ready, "the clock was set back after the start"
+
+
+def test_a_second_stack_is_refused_before_it_writes_into_the_home_of_the_first(tmp_path: Path) -> None:
+    settings, umask = settings_module.load({"FT_HOME": str(tmp_path)}), os.umask(0o077)
+    try:
+        for start in (lifecycle.up, lifecycle.up_detached):
+            with lock.held(StackFiles(home=tmp_path)), pytest.raises(Conflict, match="already running"):
+                start(settings, print)
+            assert [path.name for path in tmp_path.iterdir()] == ["up.lock"]
+    finally:
+        os.umask(umask)
 
 
 def test_a_shell_that_has_run_ft_env_still_owns_its_embedded_database(tmp_path: Path) -> None:

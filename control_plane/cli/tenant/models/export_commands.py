@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tarfile
 import tempfile
 import zipfile
@@ -65,12 +66,16 @@ def export(
         archive = Path(scratch) / "export.tar"
         if client.exports.download(adapter, made["id"], archive) != made["sha256"]:
             raise IntegrityError(f"export {made['id']} did not arrive whole; run the command again")
-        files = Path(scratch) / "files" if out is None else out
+        files = Path(scratch) / "files"  # moved to `out` once everything has worked, so that the command can be run again
         with tarfile.open(archive) as tar:
             tar.extractall(files, filter="data")
         archive.unlink()
         (files / ENVELOPE).write_text(json.dumps(made["signature"], indent=1, sort_keys=True), encoding="utf-8")
         pushed = None if push is None else _pushed(push, files, made, endpoint=endpoint, token=token, private=not public)
+        if out is not None:
+            out.mkdir(exist_ok=True)
+            for file in files.iterdir():
+                shutil.move(file, out / file.name)
     _tell(made, out, pushed, as_json=as_json)
 
 
@@ -81,8 +86,11 @@ def export_data(
     """Download everything your tenant has stored as one ZIP archive: files, datasets, adapters, logs, and records as JSON lines."""
     if out.exists():
         raise Conflict(f"{out} exists; name a new file", code="file_exists", param="out")
-    sha256 = client.data_export.download(out)
-    members = _verified(out)
+    with tempfile.TemporaryDirectory(prefix="ft-export-", dir=_beside(out)) as scratch:
+        archive = Path(scratch) / out.name
+        sha256 = client.data_export.download(archive)
+        members = _verified(archive)
+        os.replace(archive, out)  # noqa: PTH105
     return {"file": str(out), "sha256": sha256, "members": len(members), "bytes": sum(m["bytes"] for m in members)}
 
 
@@ -93,7 +101,9 @@ def _verified(archive: Path) -> Sequence[Mapping[str, Any]]:
         for member in members:
             with file.open(member["path"]) as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != member["sha256"]:  # type: ignore[arg-type]
-                    raise IntegrityError(f"{member['path']} in {archive} differs from its sha256 in the manifest; run the command again")
+                    raise IntegrityError(
+                        f"{member['path']} in {archive.name} differs from its sha256 in the manifest; run the command again"
+                    )
     return members
 
 

@@ -26,6 +26,8 @@ BUDGETS = "/console/usage/budgets"
 LINES_SHOWN = 500
 """Lines of an invoice on its page; a last row sums up the others, and the CSV has all."""
 DOLLARS = re.compile(r"\$?(\d{1,9}(?:\.\d{1,6})?)")
+MAX_DIGITS = 9
+"""Of a percentage."""
 router = APIRouter(prefix="/console/usage", route_class=PageRoute, include_in_schema=False)
 
 
@@ -94,6 +96,6 @@ def _micros(dollars: str) -> int:
 def _percents(thresholds: str) -> Sequence[int]:
     """Read percentages separated by commas or blanks."""
     words = thresholds.replace("%", " ").replace(",", " ").split()
-    if not all(word.isdecimal() for word in words):
+    if not all(word.isdecimal() and len(word) <= MAX_DIGITS for word in words):
         raise InvalidRequest(f"thresholds {thresholds[:40]!r} are not percentages; write e.g. 50, 80, 100", param="thresholds")
     return [int(word) for word in words]

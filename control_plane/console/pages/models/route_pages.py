@@ -18,6 +18,8 @@ from ft_assets.errors import InvalidRequest, NotFound
 ROUTES = "/console/models/routes"
 SPARE_ROWS = 2
 """Empty rows of the form, for further targets without JavaScript."""
+MAX_DIGITS = 9
+"""Of a weight."""
 router = APIRouter(prefix="/console/models", route_class=PageRoute, include_in_schema=False)
 Values = Annotated[list[str] | None, Form()]
 
@@ -64,7 +66,7 @@ def _form(page: Page, route: Route | None = None) -> dict[str, Sequence[object]]
 
 
 def _weight(given: str, model: str) -> int:
-    if not given.strip().isdecimal():
+    if not given.strip().isdecimal() or len(given.strip()) > MAX_DIGITS:
         raise InvalidRequest(f"weight {given[:20]!r} of {model[:120]} is not a whole number; give one from 0 on", param="weight")
     return int(given)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
+import httpx
 import pytest
 
-from control_plane.cli.tenant.job_progress import JobView, job_view
+from control_plane.cli.exits import Exit, exit_code
+from control_plane.cli.tenant.job_progress import POLL_S, JobView, follow, follow_validation, job_view
 from control_plane.platform.job_events import as_reported, metrics_event
+from control_plane.tenants.rules import TIERS
+from ft_assets.errors import Unavailable
+from tests.control_plane.client.scripted import client, error, ok
 
 
 def event(line: dict[str, Any]) -> dict[str, Any]:
@@ -70,3 +76,37 @@ def test_a_stage_that_is_not_counted_shows_no_count_and_an_evaluation_shows_its_
 def news_of(view: JobView) -> str:
     assert view._bars is not None
     return str(view._bars.tasks[-1].fields["news"])
+
+
+RUNNING, DONE = ({"id": "j", "status": status, "state": status} for status in ("running", "succeeded"))
+AWAY = [httpx.ConnectError("restarting"), error(503, None), error(429, "rate_limit_exceeded")]
+
+
+def test_following_a_job_survives_an_outage_and_a_rate_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"id": "e", "type": "message", "message": "hello", "created_at": 0.0}
+    listed = ok(data=[said], has_more=False)
+    ft, seen = client(ok(**RUNNING), *AWAY, ok(**RUNNING), listed, *AWAY, ok(**DONE), *AWAY, ok(**DONE), listed, max_retries=0)
+    assert follow(ft, "j", poll_s=0)["status"] == "succeeded"
+    assert capsys.readouterr().err.count("hello") == 1
+    assert len(seen) == 15
+
+
+def test_following_a_validation_survives_an_outage() -> None:
+    waiting, done = ({"id": "f", "status": status} for status in ("uploaded", "processed"))
+    ft, _ = client(ok(**waiting), error(503, None), *AWAY, ok(**waiting), httpx.ConnectError("gone"), ok(**done), max_retries=0)
+    assert follow_validation(ft, "f", poll_s=0)["status"] == "processed"
+
+
+@pytest.mark.parametrize("answer", [error(503, None), error(429, "rate_limit_exceeded")])
+def test_an_outage_that_lasts_is_no_failure_of_the_job(answer: httpx.Response) -> None:
+    ft, _ = client(answer, max_retries=0)
+    with pytest.raises(Unavailable, match="the job j cannot be followed now") as raised:
+        follow(ft, "j", poll_s=0)
+    assert exit_code(raised.value) is Exit.UNREACHABLE
+
+
+def test_two_that_follow_with_one_key_of_the_free_tier_stay_below_its_limit() -> None:
+    ft, seen = client(*itertools.chain(*((ok(**job), ok(data=[], has_more=False)) for job in (RUNNING, RUNNING, DONE))))
+    follow(ft, "j", poll_s=0)
+    requests_per_look = len(seen) / 3
+    assert 2 * requests_per_look * 60 / POLL_S < TIERS["free"].requests_per_minute

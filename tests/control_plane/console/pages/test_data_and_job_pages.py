@@ -112,6 +112,8 @@ def test_runs_are_compared_in_one_chart(visitor: Visitor, world: World) -> None:
     assert page.count(">A</text>") == page.count(">B</text>") == 6
     assert f'value="{world.evaluated}" checked' in page
     assert visitor.get(f"/console/jobs/{world.running}?compare=ftjob-none").status_code == 404
+    many = "&".join(f"compare={job}" for job in (world.evaluated, world.failed, world.waiting, "ftjob-none"))
+    assert visitor.get(f"/console/jobs/{world.running}?{many}").status_code == 200, "jobs beyond three are not looked up"
 
 
 def _failed(world: World, error: dict[str, Any]) -> str:
