@@ -94,15 +94,14 @@ def parts(given: Ingredients, rows: Callable[..., Rows], train: Table | None, va
     }
 
 
-def fused_forward(model: Any, batch: Batch, labelled: torch.Tensor, *, routed: bool) -> Any:
-    """Scores the tokens where `labelled` is not 0, without logits of the whole batch. `routed`: with the router's loss."""
+def fused_forward(model: Any, batch: Batch, labelled: torch.Tensor) -> Any:
+    """Scores the tokens where `labelled` is not 0, without logits of the whole batch."""
     return model(
         input_ids=batch["input_ids"],
         attention_mask=batch["attention_mask"],
         labels=batch["input_ids"].masked_fill(labelled == 0, -100),
         use_cache=False,
         fused_lm_head=True,
-        **({"output_router_logits": True} if routed else {}),
     )
 
 
@@ -136,6 +135,7 @@ class Preference:
         self._spec, self._device = given.spec, given.device
         self._trainer, self._train, self._validation = trainer, train, validation
         self.model = trainer.model
+        trainer.aux_loss_enabled = False  # TRL would add the router's load-balancing loss, although routers are frozen
         hold_trained_in_fp32(self.model)
         # Otherwise TRL gathers a dozen numbers over the ranks for its metrics.
         trainer.accelerator.gather = trainer.accelerator.gather_for_metrics = _as_it_is

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq  # noqa: E402
 
 from ft_assets.training.runtime.run_errors import BadExample, BadInput, PackingRefused  # noqa: E402
 from ft_assets.training.spec import Quantization, RunFile, WarmStart  # noqa: E402
-from tests.ft_assets.training.runtime.objectives.preference_runs import METHODS, Site, objective_of, stirred  # noqa: E402
+from tests.ft_assets.training.runtime.objectives.preference_runs import METHODS, Site, objective_of, share, stirred  # noqa: E402
+from tests.support.models.families import build_family  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of the libraries; a run silences them too
 
@@ -156,6 +157,24 @@ def test_a_row_whose_loss_is_no_number_is_named(site: Site) -> None:
         poisoned.weight[only] = float("nan")
     with pytest.raises(BadExample, match=f"train row {number} alone"):
         objective.blame(objective.model, range(objective._train.num_rows))
+
+
+@pytest.fixture(scope="module")
+def sites_with_experts(tmp_path_factory: pytest.TempPathFactory) -> list[Site]:
+    """One whose router has no load-balancing loss, and one whose config gives it the weight 2; otherwise the same."""
+    root = tmp_path_factory.mktemp("experts")
+    settings: list[dict[str, Any]] = [{"router_aux_loss_coef": 0.0}, {"router_aux_loss_coef": 2.0, "output_router_logits": True}]
+    return [
+        Site(root / name, count=8, base=build_family("qwen-3-moe", root / name / "base", **changes))
+        for name, changes in zip(("unbalanced", "balanced"), settings, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_method_adds_the_load_balancing_loss_of_a_base_with_experts(sites_with_experts: list[Site], method: str) -> None:
+    with torch.no_grad():
+        found = [float(share(site.objective(method), [0, 1])) for site in sites_with_experts]
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
