@@ -105,10 +105,25 @@ def test_a_reference_under_another_name_is_refused(site: Site) -> None:
     from tests.support.models.tiny_model import VOCAB
 
     pack = pack_loader.load(run.pack_dir, run.spec, vocab_size=VOCAB)
-    assert reference_reader.load(run, pack)[0].num_rows == pack.train.num_rows
+    rows = pack.train.whole(), pack.validation
+    assert reference_reader.load(run, *rows)[0].num_rows == pack.train.num_rows
     for words, changes in cases:
         with pytest.raises(BadInput, match=words):
-            reference_reader.load(replace(run, spec=replace(run.spec, **changes)), pack)
+            reference_reader.load(replace(run, spec=replace(run.spec, **changes)), *rows)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_pack_is_read_once(site: Site, method: str) -> None:
+    from ft_assets.training.runtime import pack_loader, parallel
+    from ft_assets.training.runtime.train import build_objective
+    from tests.support.models.tiny_model import VOCAB
+
+    run = site.run(method)
+    pack = pack_loader.load(run.pack_dir, run.spec, vocab_size=VOCAB)
+    before = pack.train.read.cache_info()
+    build_objective(run, pack, parallel.build(run.spec))
+    after = pack.train.read.cache_info()
+    assert after.hits + after.misses - before.hits - before.misses == len(pack.train.rows)
 
 
 def test_a_damaged_or_absent_reference_is_refused(site: Site, tmp_path: Path) -> None:
