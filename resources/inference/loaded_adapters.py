@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,11 @@ class AdapterStore:
             if self._history.get(name, content) != content:
                 raise AdapterError(f"The name '{name}' was used for other weights before; use a new name.", kind="InvalidUserInput")
             adapter = Loaded(name=name, directory=directory, content=content)
-            await self._make_resident(adapter)  # if there is no room, its first request reads it
+            try:
+                await self._make_resident(adapter)  # if there is no room, its first request reads it
+            except asyncio.CancelledError:
+                await self._evict(adapter)
+                raise
             self._loaded[name] = adapter
             self._history[name] = content
 
@@ -155,6 +159,10 @@ class AdapterStore:
             if idle is None:
                 return False
             await self._evict(idle)  # searched again each time: a request may have taken another one meanwhile
+        await _to_its_end(self._attach(adapter))
+        return True
+
+    async def _attach(self, adapter: Loaded) -> None:
         self._num_resident += 1
         try:
             pairs = await asyncio.to_thread(self._engine.read_adapter, adapter.directory)
@@ -163,12 +171,16 @@ class AdapterStore:
             self._num_resident -= 1
             raise
         adapter.resident = True
-        return True
 
     async def _evict(self, adapter: Loaded) -> None:
         if adapter.resident:
-            adapter.resident = False
+            await _to_its_end(self._detach(adapter))
+
+    async def _detach(self, adapter: Loaded) -> None:
+        adapter.resident = False
+        try:
             await asyncio.to_thread(self._engine.detach, adapter.name)
+        finally:
             self._num_resident -= 1
             self._released.set()
 
@@ -194,3 +206,13 @@ class AdapterStore:
             return []
         detail = f"trained on a base with digest {trained_on}, but {self._base_digest} is served; restore the base's files and restart"
         return [Refusal(code="base_digest_mismatch", detail=detail)]
+
+
+async def _to_its_end(change: Coroutine[None, None, None]) -> None:
+    """Runs a change of the engine to its end: a caller that is cancelled meanwhile is cancelled after it, because threads go on."""
+    task = asyncio.ensure_future(change)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

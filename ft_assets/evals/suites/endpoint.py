@@ -35,10 +35,12 @@ JITTER = 0.25
 TEMPORARY = frozenset({408, 409, 425, 429})
 NO_SCHEMA = frozenset({400, 404, 422, 501})
 """Statuses of servers that do not know ``response_format``; the request is then repeated without it."""
+LASTING = frozenset({401, 403, 404})
+"""Statuses of a wrong key or an unknown model. Others, such as 400 or 413, may be about one request: too long, or filtered."""
 
 
 class EndpointFailed(Exception):
-    """The endpoint did not answer. `lasting`: the same request would fail again (a wrong key, an unknown model)."""
+    """The endpoint did not answer. `lasting`: every other request would fail too (a wrong key, an unknown model)."""
 
     def __init__(self, why: str, *, attempts: int, lasting: bool = False) -> None:
         super().__init__(why)
@@ -122,7 +124,7 @@ class Endpoint:
 
 class _Refused(EndpointFailed):
     def __init__(self, why: str, *, status: int, attempts: int) -> None:
-        super().__init__(why, attempts=attempts, lasting=True)
+        super().__init__(why, attempts=attempts, lasting=status in LASTING)
         self.status = status
 
 
@@ -138,7 +140,7 @@ def _read(answer: httpx.Response, attempts: int) -> Completion:
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         why = f"the response is not a chat completion ({type(error).__name__}: {error})"
-        raise EndpointFailed(why, attempts=attempts, lasting=True) from error
+        raise EndpointFailed(why, attempts=attempts) from error
 
 
 def _retry_after_s(headers: httpx.Headers) -> float:

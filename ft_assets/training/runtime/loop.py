@@ -290,15 +290,21 @@ class Loop:
         """Checks the loss before its gradient is applied: the faulty row is named while the weights are still sound."""
         if math.isfinite(loss):
             return
-        self.strategy.drop_gradients()
-        with precision.evaluation(self.spec, self.strategy.device):
-            self.objective.blame(self.strategy.model, self.order.step(self.state.step).tolist())
+        self._blame_rows()
         raise self._not_finite(f"its loss is {loss:g}")
 
     def _require_finite_gradient(self, norm: float) -> None:
         self.state.skipped_steps = 0 if math.isfinite(norm) else self.state.skipped_steps + 1
         if self.state.skipped_steps > (MAX_SKIPPED_STEPS if self.spec.precision == "fp16" else 0):
+            if not self.spec.strategy.startswith("zero"):  # there the step was applied
+                self._blame_rows()  # KTO's loss of a micro-batch leaves out rows that are not a number
             raise self._not_finite(f"its gradient has norm {norm:g}")
+
+    def _blame_rows(self) -> None:
+        """Raises ``BadExample`` if only some rows of this step, which was not applied yet, give a loss that is not finite."""
+        self.strategy.drop_gradients()
+        with precision.evaluation(self.spec, self.strategy.device):
+            self.objective.blame(self.strategy.model, self.order.step(self.state.step).tolist())
 
     def _not_finite(self, what: str) -> Diverged:
         step, rate = self.state.step + 1, self.spec.optimization.learning_rate

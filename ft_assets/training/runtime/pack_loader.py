@@ -93,10 +93,6 @@ class Shards:
         return sum(self.rows)
 
     @property
-    def num_packs(self) -> int:
-        return len(self._packs)
-
-    @property
     def first_of_packs(self) -> tuple[int, ...]:
         """The number of each pack's first shard."""
         return tuple(number for number, (_, shard) in enumerate(self._shards) if not shard)

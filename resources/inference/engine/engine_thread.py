@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,8 @@ from resources.inference.engine.grammar import Constraint, Grammars, TooComplex
 from resources.inference.engine.sampler import Sampling, pick
 from resources.inference.engine.text import Detokenizer, StopSearch
 
+CHECK_S = 1.0
+"""Seconds between looks at whether the engine's thread lives while a caller waits for it: a step may take minutes."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -154,6 +156,7 @@ class Engine:
         self._thread.join()
 
     def _between_steps(self, work: Callable[[], T]) -> T:
+        """Returns what `work` returns in the engine's thread, after the step in progress. ``RuntimeError`` if the thread has ended."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -165,7 +168,10 @@ class Engine:
         with self._wake:
             self._commands.append(run)
             self._wake.notify()
-        return done.result(timeout=60)
+        while not wait([done], timeout=CHECK_S).done:
+            if not self._thread.is_alive() and not done.done():
+                raise RuntimeError("the engine has ended; restart the server")
+        return done.result()
 
     def _run(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,23 @@ class Engine:
     def __init__(self) -> None:
         self.held: list[str] = []
         self.most = 0
+        self.fails = False
+        self.step = threading.Event()
+        """Cleared while a step runs, which attaching and detaching wait for."""
+        self.step.set()
 
     def read_adapter(self, directory: Path) -> dict[str, Any]:
         return {"from": directory}
 
     def attach(self, name: str, pairs: dict[str, Any]) -> None:
+        assert self.step.wait(60)
         self.held.append(name)
         self.most = max(self.most, len(self.held))
 
     def detach(self, name: str) -> None:
+        assert self.step.wait(60)
+        if self.fails:
+            raise TimeoutError("the step takes too long")
         self.held.remove(name)
 
 
@@ -112,3 +121,59 @@ def test_the_adapter_that_was_used_longest_ago_makes_room(place: Path) -> None:
         assert sorted(engine.held) == ["a", "b"], "b was loaded before c and is used after it"
 
     asyncio.run(run())
+
+
+def test_an_engine_that_fails_to_detach_costs_no_place(place: Path) -> None:
+    async def run() -> None:
+        engine = Engine()
+        store = await store_of(place, engine, max_resident=1)
+        engine.fails = True
+        with pytest.raises(TimeoutError):
+            async with store.using("a"):
+                pass
+        engine.fails = False
+        engine.held.clear()
+        async with asyncio.timeout(10):
+            for name in "abc":
+                async with store.using(name):
+                    assert name in engine.held
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("waits_for", ["a place", "a load"])
+def test_a_caller_that_gives_up_during_a_long_step_costs_no_place(place: Path, waits_for: str) -> None:
+    async def run() -> None:
+        engine = Engine()
+        store = await store_of(place, engine, max_resident=1)
+
+        async def ask(name: str) -> None:
+            async with store.using(name):
+                assert engine.held == [name]
+
+        await store.unload("c")
+        if waits_for == "a place":
+            await ask("b")
+        engine.step.clear()
+        waiting = asyncio.create_task(ask("a") if waits_for == "a place" else store.load("c", place / "c"))
+        await asyncio.sleep(0.3)
+        waiting.cancel()
+        await asyncio.sleep(0.1)
+        engine.step.set()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        async with asyncio.timeout(10):
+            for name in "abab":
+                await ask(name)
+        assert engine.most == 1
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_has_ended_refuses_changes_at_once(place: Path) -> None:
+    from resources.inference.engine.engine_thread import Engine as RealEngine
+
+    engine = RealEngine(place / "base")
+    engine.close()
+    with pytest.raises(RuntimeError, match="the engine has ended"):
+        engine.detach("a")

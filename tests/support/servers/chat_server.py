@@ -22,6 +22,8 @@ class ChatServer:
         self.statuses: list[int] = []
         """Answered first, one a request, before it works."""
         self.url = ""
+        self.refused: tuple[str, int] | None = None
+        """Words of requests that are answered with a status, and that status."""
         self._knows_schema = knows_schema
         self._lock = threading.Lock()
 
@@ -31,6 +33,8 @@ class ChatServer:
             self.keys.append(key)
             if self.statuses:
                 return self.statuses.pop(0), {"error": {"message": "not now"}}
+        if self.refused is not None and self.refused[0] in str(body["messages"]):
+            return self.refused[1], {"error": {"message": "cannot take this request"}}
         if not self._knows_schema and "response_format" in body:
             return 400, {"error": {"message": "response_format is not supported"}}
         message = {"role": "assistant", "content": self.answer(body)}

@@ -7,7 +7,7 @@ from typing import Any
 import trl.trainer.dpo_trainer as library
 from trl.trainer.dpo_config import DPOConfig
 
-from ft_assets.training.runtime.objectives import Ingredients, reference_reader
+from ft_assets.training.runtime.objectives import Ingredients
 from ft_assets.training.runtime.objectives.batches import Pairs
 from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, parts, reference_trainer
 
@@ -27,7 +27,6 @@ def losses(name: str, smoothing: float) -> dict[str, Any]:
 
 def build(given: Ingredients) -> Preference:
     settings: Any = given.spec.method_settings
-    train, validation = reference_reader.load(given.run, given.pack)
     config = DPOConfig(
         **arguments(given),
         beta=settings["beta"],
@@ -36,4 +35,4 @@ def build(given: Ingredients) -> Preference:
     )
     rows = {"prompt_ids": [[0]], "chosen_ids": [[0]], "rejected_ids": [[0]]}
     trainer = reference_trainer(given, library, _Trainer, config, rows)
-    return Preference(given, trainer, **parts(given, Pairs, train, validation))
+    return Preference(given, trainer, **parts(given, Pairs))

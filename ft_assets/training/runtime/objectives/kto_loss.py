@@ -13,7 +13,7 @@ import torch
 import trl.trainer.kto_trainer as library
 from trl.trainer.kto_config import KTOConfig
 
-from ft_assets.training.runtime.objectives import Batch, Ingredients, quiet, reference_reader
+from ft_assets.training.runtime.objectives import Batch, Ingredients, quiet
 from ft_assets.training.runtime.objectives.batches import Judged
 from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, parts, reference_trainer
 from ft_assets.training.runtime.objectives.preference_self_test import log_probabilities
@@ -61,7 +61,6 @@ class Kto(Preference):
 
 def build(given: Ingredients) -> Preference:
     settings: Any = given.spec.method_settings
-    train, validation = reference_reader.load(given.run, given.pack)
     shared = arguments(given)
     # The trainer requires two rows because it would make the mismatched answers from the micro-batch itself.
     shared["per_device_train_batch_size"] = max(2, shared["per_device_train_batch_size"])
@@ -74,4 +73,4 @@ def build(given: Ingredients) -> Preference:
     )
     rows = {"prompt_ids": [[0], [0]], "completion_ids": [[0], [0]], "label": [True, False]}
     trainer = reference_trainer(given, library, _Trainer, config, rows)
-    return Kto(given, trainer, **parts(given, Judged, train, validation))
+    return Kto(given, trainer, **parts(given, Judged))

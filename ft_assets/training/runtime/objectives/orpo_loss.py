@@ -19,11 +19,10 @@ class _Trainer(LossOnly, ORPOTrainer):
         ids, attention, scored = batch["input_ids"], batch["attention_mask"], batch["completion_mask"]
         imitated = attention.clone()
         imitated[len(ids) // 2 :] = scored[len(ids) // 2 :]
-        out = fused_forward(model, batch, imitated, routed=self.aux_loss_enabled)
+        out = fused_forward(model, batch, imitated)
         logps = (out.log_probs * scored[:, 1:]).sum(dim=1) / scored[:, 1:].sum(dim=1)
         imitation = out.log_probs.sum(dim=1) / imitated[:, 1:].sum(dim=1)
-        found = (*logps.chunk(2), *out.mean_logits.chunk(2), -imitation.chunk(2)[0].mean())
-        return (*found, out.aux_loss) if self.aux_loss_enabled else found
+        return (*logps.chunk(2), *out.mean_logits.chunk(2), -imitation.chunk(2)[0].mean())
 
 
 def build(given: Ingredients) -> Preference:

@@ -14,12 +14,11 @@ from typing import Any, NoReturn
 import torch
 from datasets import Dataset
 from peft import get_peft_model
-from pyarrow import Table
 from trl.trainer.utils import add_fused_lm_head
 
 from ft_assets.training import methods
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
-from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet
+from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet, reference_reader
 from ft_assets.training.runtime.objectives.batches import Pairs, Rows
 from ft_assets.training.runtime.objectives.preference_self_test import check_padding, check_reference
 from ft_assets.training.runtime.parallel import reduce_sum
@@ -82,27 +81,29 @@ def pair_objective(given: Ingredients, trainer_class: Callable[..., Any], config
         model = get_peft_model(given.base, lora)
     rows = Prepared.from_dict({"prompt": [""], "chosen": [""], "rejected": [""]})
     trainer = trainer_class(model, args=single_device(config), data_collator=unused, train_dataset=rows, processing_class=given.tokenizer)
-    return Preference(given, trainer, **parts(given, Pairs, None, None))
+    return Preference(given, trainer, **parts(given, Pairs))
 
 
-def parts(given: Ingredients, rows: Callable[..., Rows], train: Table | None, validation: Table | None) -> dict[str, Any]:
-    """Returns both parts of the pack as `rows` with their references, by the names of arguments of :class:`Preference`."""
-    pad, held_out = given.tokenizer.pad_token_id or 0, given.pack.validation
+def parts(given: Ingredients, rows: Callable[..., Rows]) -> dict[str, Any]:
+    """Returns both parts of the pack as `rows`, with their references if the method needs them, by the names of arguments of
+    :class:`Preference`. Reads the pack once."""
+    pad, train, held_out = given.tokenizer.pad_token_id or 0, given.pack.train.whole(), given.pack.validation
+    needed = methods.get(given.spec.method).needs_reference
+    references = reference_reader.load(given.run, train, held_out) if needed else (None, None)
     return {
-        "train": rows(given.pack.train.whole(), train, pad=pad),
-        "validation": None if held_out is None else rows(held_out, validation, pad=pad),
+        "train": rows(train, references[0], pad=pad),
+        "validation": None if held_out is None else rows(held_out, references[1], pad=pad),
     }
 
 
-def fused_forward(model: Any, batch: Batch, labelled: torch.Tensor, *, routed: bool) -> Any:
-    """Scores the tokens where `labelled` is not 0, without logits of the whole batch. `routed`: with the router's loss."""
+def fused_forward(model: Any, batch: Batch, labelled: torch.Tensor) -> Any:
+    """Scores the tokens where `labelled` is not 0, without logits of the whole batch."""
     return model(
         input_ids=batch["input_ids"],
         attention_mask=batch["attention_mask"],
         labels=batch["input_ids"].masked_fill(labelled == 0, -100),
         use_cache=False,
         fused_lm_head=True,
-        **({"output_router_logits": True} if routed else {}),
     )
 
 
@@ -136,6 +137,7 @@ class Preference:
         self._spec, self._device = given.spec, given.device
         self._trainer, self._train, self._validation = trainer, train, validation
         self.model = trainer.model
+        trainer.aux_loss_enabled = False  # TRL would add the router's load-balancing loss, although routers are frozen
         hold_trained_in_fp32(self.model)
         # Otherwise TRL gathers a dozen numbers over the ranks for its metrics.
         trainer.accelerator.gather = trainer.accelerator.gather_for_metrics = _as_it_is

@@ -16,15 +16,14 @@ import pyarrow.parquet as pq
 
 from ft_assets.errors import IntegrityError
 from ft_assets.training.reference_logps import ReferenceManifest, quantization_label, verify
-from ft_assets.training.runtime.pack_loader import Pack
 from ft_assets.training.runtime.run_errors import BadInput
 from ft_assets.training.spec import RunFile, TrainingSpec
 
 AGAIN = "compute the reference log-probabilities again"
 
 
-def load(run: RunFile, pack: Pack) -> tuple[pa.Table, pa.Table | None]:
-    """Returns the reference of the training rows and of the validation rows of `pack`; raises ``BadInput`` if they do not fit."""
+def load(run: RunFile, train: pa.Table, validation: pa.Table | None) -> tuple[pa.Table, pa.Table | None]:
+    """Returns the reference of the rows `train` and `validation` of the run's pack; raises ``BadInput`` if they do not fit."""
     spec = run.spec
     if run.reference_dir is None or spec.reference is None:
         raise BadInput(f"method {spec.method} needs reference log-probabilities, but the run file names none; {AGAIN}")
@@ -34,10 +33,10 @@ def load(run: RunFile, pack: Pack) -> tuple[pa.Table, pa.Table | None]:
         raise BadInput(e.message) from e
     _require_same(manifest, spec)
     body = json.loads((run.pack_dir / "manifest.json").read_text())
-    train = _read(run.reference_dir, manifest, body["shards"], pack.train.whole(), "training")
-    if pack.validation is None:
-        return train, None
-    return train, _read(run.reference_dir, manifest, body["validation"]["shards"], pack.validation, "validation")
+    of_train = _read(run.reference_dir, manifest, body["shards"], train, "training")
+    if validation is None:
+        return of_train, None
+    return of_train, _read(run.reference_dir, manifest, body["validation"]["shards"], validation, "validation")
 
 
 def _require_same(manifest: ReferenceManifest, spec: TrainingSpec) -> None:

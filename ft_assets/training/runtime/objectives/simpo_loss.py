@@ -17,12 +17,11 @@ class _Trainer(LossOnly, CPOTrainer):
         """Like the base class, but builds no logits of the whole batch, and the imitation of CPO-SimPO is a mean over pairs of each
         one's mean, so that a step does not depend on how it is divided into micro-batches."""
         scored = batch["completion_mask"]
-        out = fused_forward(model, batch, scored, routed=self.aux_loss_enabled)
+        out = fused_forward(model, batch, scored)
         logps = out.log_probs.sum(dim=1) / scored[:, 1:].sum(dim=1)
         chosen, rejected = logps.chunk(2)
         imitation = -chosen.mean() if self.cpo_alpha else torch.zeros((), device=logps.device)
-        found = (chosen, rejected, *out.mean_logits.chunk(2), imitation)
-        return (*found, out.aux_loss) if self.aux_loss_enabled else found
+        return (chosen, rejected, *out.mean_logits.chunk(2), imitation)
 
 
 def build(given: Ingredients) -> Preference:

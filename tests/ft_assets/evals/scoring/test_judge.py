@@ -101,6 +101,25 @@ def test_a_few_failed_pairs_are_counted_and_left_out() -> None:
     assert (section.failed, section.error, len(section.items)) == (1, None, 9)
 
 
+@pytest.mark.parametrize("status", [400, 413, 422, 200])
+def test_a_request_that_the_server_refuses_costs_its_own_pair_only(status: int) -> None:
+    """Too long for the judge's context, or stopped by a filter; with 200 the body is not a chat completion."""
+    with chat_server(prefers_long) as server, endpoint(server.url) as asked:
+        server.refused = ("question 3", status)
+        section = judge_pairs(pairs(10), asked, threads=1)
+    assert (section.failed, section.error, len(section.items)) == (1, None, 9)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404])
+def test_a_server_that_refuses_every_request_is_not_asked_about_every_pair(status: int) -> None:
+    with chat_server(prefers_long) as server, endpoint(server.url) as asked:
+        server.refused = ("question", status)
+        section = judge_pairs(pairs(40), asked, threads=1)
+    assert (section.failed, section.error) == (40, "judge_failed")
+    asked_pairs = {request["messages"][-1]["content"] for request in server.requests}
+    assert len(asked_pairs) <= (10 if status == 400 else 2), "nine of forty are more than a fifth; one more may be on its way"
+
+
 def test_a_server_that_is_down_for_a_moment_is_asked_again() -> None:
     with chat_server(prefers_long) as server, endpoint(server.url, attempts=4) as asked:
         server.statuses = [503, 429, 500]

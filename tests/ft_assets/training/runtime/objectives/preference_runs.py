@@ -53,9 +53,9 @@ def answers(count: int, kind: str) -> list[Example]:
 class Site:
     """A base model, a pack of each kind, and their reference files; objectives are built over them."""
 
-    def __init__(self, root: Path, *, count: int = 24) -> None:
+    def __init__(self, root: Path, *, count: int = 24, base: Path | None = None) -> None:
         self.root = root
-        self.base = build_tiny_model(root / "base")
+        self.base = base or build_tiny_model(root / "base")
         tokenizer = ChatTokenizer.load(self.base)
         settings = PackSettings(max_seq_len=MAX_SEQ_LEN, validation_fraction=0.25, file_tokens=10 * MAX_SEQ_LEN)
         self.fingerprints = {

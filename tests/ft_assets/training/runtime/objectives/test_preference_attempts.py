@@ -25,8 +25,11 @@ from ft_assets.training.checkpoints import ADAPTER
 from ft_assets.training.pack_stream import ARRIVING
 from ft_assets.training.reference_logps import verify
 from ft_assets.training.runtime import reference
+from ft_assets.training.runtime.objectives.batches import Judged
+from ft_assets.training.runtime.run_errors import BadExample
 from ft_assets.training.spec import LoraSettings, RunFile
 from tests.ft_assets.training.attempts import REPOSITORY
+from tests.ft_assets.training.in_process import Training
 from tests.ft_assets.training.runtime.objectives.preference_runs import Site
 from tests.ft_assets.training.runtime.parallel.test_torchrun import torchrun
 
@@ -106,6 +109,24 @@ def test_a_run_that_computes_its_reference_ends_with_the_weights_of_one_that_is_
     computes = replace(given, work_dir=tmp_path / "computes", reference_dir=None)
     assert train(given) == train(computes)
     assert weights(given) == weights(computes)
+
+
+def test_a_row_whose_gradient_is_no_number_is_named(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KTO's mean leaves out a row that is not a number, so its step has a loss, but no gradient."""
+    run = replace(site.run("kto"), work_dir=tmp_path)
+    bad = run.spec.optimization.per_device_batch_size * 2 + 1
+    faithful = Judged.collate
+
+    def poisoned(self: Judged, rows: Sequence[int]) -> dict[str, Any]:
+        batch: dict[str, Any] = faithful(self, rows)
+        if bad in rows and self.num_rows > bad:
+            batch["ref_logps"] = batch["ref_logps"].clone()
+            batch["ref_logps"][list(rows).index(bad)] = float("nan")
+        return batch
+
+    monkeypatch.setattr(Judged, "collate", poisoned)
+    with pytest.raises(BadExample, match=f"train row {bad} alone gives a loss that is not finite"):
+        Training(run_file=run).attempt()
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq  # noqa: E402
 
 from ft_assets.training.runtime.run_errors import BadExample, BadInput, PackingRefused  # noqa: E402
 from ft_assets.training.spec import Quantization, RunFile, WarmStart  # noqa: E402
-from tests.ft_assets.training.runtime.objectives.preference_runs import METHODS, Site, objective_of, stirred  # noqa: E402
+from tests.ft_assets.training.runtime.objectives.preference_runs import METHODS, Site, objective_of, share, stirred  # noqa: E402
+from tests.support.models.families import build_family  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of the libraries; a run silences them too
 
@@ -104,10 +105,25 @@ def test_a_reference_under_another_name_is_refused(site: Site) -> None:
     from tests.support.models.tiny_model import VOCAB
 
     pack = pack_loader.load(run.pack_dir, run.spec, vocab_size=VOCAB)
-    assert reference_reader.load(run, pack)[0].num_rows == pack.train.num_rows
+    rows = pack.train.whole(), pack.validation
+    assert reference_reader.load(run, *rows)[0].num_rows == pack.train.num_rows
     for words, changes in cases:
         with pytest.raises(BadInput, match=words):
-            reference_reader.load(replace(run, spec=replace(run.spec, **changes)), pack)
+            reference_reader.load(replace(run, spec=replace(run.spec, **changes)), *rows)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_pack_is_read_once(site: Site, method: str) -> None:
+    from ft_assets.training.runtime import pack_loader, parallel
+    from ft_assets.training.runtime.train import build_objective
+    from tests.support.models.tiny_model import VOCAB
+
+    run = site.run(method)
+    pack = pack_loader.load(run.pack_dir, run.spec, vocab_size=VOCAB)
+    before = pack.train.read.cache_info()
+    build_objective(run, pack, parallel.build(run.spec))
+    after = pack.train.read.cache_info()
+    assert after.hits + after.misses - before.hits - before.misses == len(pack.train.rows)
 
 
 def test_a_damaged_or_absent_reference_is_refused(site: Site, tmp_path: Path) -> None:
@@ -156,6 +172,24 @@ def test_a_row_whose_loss_is_no_number_is_named(site: Site) -> None:
         poisoned.weight[only] = float("nan")
     with pytest.raises(BadExample, match=f"train row {number} alone"):
         objective.blame(objective.model, range(objective._train.num_rows))
+
+
+@pytest.fixture(scope="module")
+def sites_with_experts(tmp_path_factory: pytest.TempPathFactory) -> list[Site]:
+    """One whose router has no load-balancing loss, and one whose config gives it the weight 2; otherwise the same."""
+    root = tmp_path_factory.mktemp("experts")
+    settings: list[dict[str, Any]] = [{"router_aux_loss_coef": 0.0}, {"router_aux_loss_coef": 2.0, "output_router_logits": True}]
+    return [
+        Site(root / name, count=8, base=build_family("qwen-3-moe", root / name / "base", **changes))
+        for name, changes in zip(("unbalanced", "balanced"), settings, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_method_adds_the_load_balancing_loss_of_a_base_with_experts(sites_with_experts: list[Site], method: str) -> None:
+    with torch.no_grad():
+        found = [float(share(site.objective(method), [0, 1])) for site in sites_with_experts]
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
