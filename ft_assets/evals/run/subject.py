@@ -41,6 +41,8 @@ CPU_BATCH, GPU_BATCH = 32, 128
 """Prompts generated together. On an H100 a token of an 8B model takes as long for 128 of them (88 ms) as for 32
 (benchmarks/gpu_h100_202611.json); a batch that does not fit is halved."""
 COPIES_OF_LOGITS = 3
+SLICE_BYTES = 1 << 28
+"""Most memory for the float32 copies of logits of examples, whose logits in the model's own precision are held at once."""
 ADAPTER_CONFIG = "adapter_config.json"
 """Files of an adapter's directory that a whole model does not have."""
 
@@ -347,14 +349,21 @@ class Subject:
         ids = torch.tensor([[*r.input_ids] + [self._pad] * (width - len(r.input_ids)) for r in batch], device=self._device)
         labels = torch.tensor([[*r.labels] + [-100] * (width - len(r.labels)) for r in batch], device=self._device)[:, 1:]
         # Padding is on the right and attention is causal: real tokens never see it, so no mask is needed.
-        logits = self._forward(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100)
+        logits = self._forward(input_ids=ids, use_cache=False).logits[:, :-1]
+        tokens = max(1, SLICE_BYTES // (COPIES_OF_LOGITS * 4 * self._vocabulary() * len(batch)))
+        slices = zip(logits.split(tokens, dim=1), labels.split(tokens, dim=1), strict=True)
+        each = torch.cat([_cross_entropy(*one) for one in slices], dim=1)
         answers: Batch = {}
         for request, row, labelled in zip(batch, each, labels != -100, strict=True):
             num = int(labelled.sum())
             cap = NLL_CAP * max(1, num)
             answers[request.id] = [float(row.double().sum().nan_to_num(nan=cap, posinf=cap)), float(num)]
         return answers
+
+
+def _cross_entropy(logits: Any, labels: Any) -> Any:
+    """Returns the negative log-likelihood of each label, 0 where there is none: shape (rows, tokens)."""
+    return torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none", ignore_index=-100)
 
 
 def _decoding(**chosen: Any) -> Any:

@@ -156,9 +156,17 @@ def test_prompts_are_cut_at_their_start_and_that_is_told(subject: Any) -> None:
     assert (len(subject.encoder.prompt(greedy).ids), subject.encoder.prompt(greedy).budget) == (256, 256)
 
 
-def test_losses_are_those_of_each_example_alone(subject: Any) -> None:
+@pytest.mark.parametrize("slice_bytes", [None, 1])
+def test_losses_are_those_of_each_example_alone(subject: Any, monkeypatch: pytest.MonkeyPatch, slice_bytes: int | None) -> None:
     import torch
 
+    from ft_assets.evals.run import subject as subjects
+
+    if slice_bytes is not None:  # of one token a row, for which the logits are copied at a time
+        monkeypatch.setattr(subjects, "SLICE_BYTES", slice_bytes)
+        computed = torch.nn.functional.cross_entropy
+        monkeypatch.setattr(torch.nn.functional, "cross_entropy", lambda x, *a, **k: widths.append(x.shape[2]) or computed(x, *a, **k))
+    widths = list[int]()
     asked = [Loss(id=f"l{n}", input_ids=tuple(range(5, 12 + n)), labels=(-100, -100, *range(7, 12 + n))) for n in range(6)]
     with subject.applied("adapter"):
         found = answered(subject.answer(asked))
@@ -167,6 +175,7 @@ def test_losses_are_those_of_each_example_alone(subject: Any) -> None:
                 logs = torch.log_softmax(subject.model(input_ids=torch.tensor([request.input_ids])).logits[0].float(), dim=-1)
             expected = -sum(float(logs[at - 1, label]) for at, label in enumerate(request.labels) if label != -100)
             assert found[request.id] == [pytest.approx(expected, abs=1e-4), len(request.labels) - 2]
+    assert set(widths) == (set() if slice_bytes is None else {1})
 
 
 @pytest.mark.slow
