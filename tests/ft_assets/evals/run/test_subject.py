@@ -162,11 +162,11 @@ def test_losses_are_those_of_each_example_alone(subject: Any, monkeypatch: pytes
 
     from ft_assets.evals.run import subject as subjects
 
+    widths = list[int]()
     if slice_bytes is not None:  # of one token a row, for which the logits are copied at a time
         monkeypatch.setattr(subjects, "SLICE_BYTES", slice_bytes)
         computed = torch.nn.functional.cross_entropy
-        monkeypatch.setattr(torch.nn.functional, "cross_entropy", lambda x, *a, **k: widths.append(x.shape[2]) or computed(x, *a, **k))
-    widths = list[int]()
+        monkeypatch.setattr(torch.nn.functional, "cross_entropy", lambda x, *a, **k: (widths.append(x.shape[2]), computed(x, *a, **k))[1])
     asked = [Loss(id=f"l{n}", input_ids=tuple(range(5, 12 + n)), labels=(-100, -100, *range(7, 12 + n))) for n in range(6)]
     with subject.applied("adapter"):
         found = answered(subject.answer(asked))
