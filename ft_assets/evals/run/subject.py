@@ -351,7 +351,7 @@ class Subject:
         # Padding is on the right and attention is causal: real tokens never see it, so no mask is needed.
         logits = self._forward(input_ids=ids, use_cache=False).logits[:, :-1]
         tokens = max(1, SLICE_BYTES // (COPIES_OF_LOGITS * 4 * self._vocabulary() * len(batch)))
-        slices = zip(logits.split(tokens, dim=1), labels.split(tokens, dim=1), strict=True)
+        slices = zip(torch.split(logits, tokens, dim=1), torch.split(labels, tokens, dim=1), strict=True)
         each = torch.cat([_cross_entropy(*one) for one in slices], dim=1)
         answers: Batch = {}
         for request, row, labelled in zip(batch, each, labels != -100, strict=True):
