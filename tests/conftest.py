@@ -71,6 +71,9 @@ def in_memory() -> Path | None:
     for left in MEMORY.glob("ft-[0-9]*"):
         if not Path("/proc", left.name.removeprefix("ft-")).exists():
             shutil.rmtree(left, ignore_errors=True)
+    for left in MEMORY.glob("*faketime_*_[0-9]*"):  # of processes with a shifted clock that were killed
+        if not Path("/proc", left.name.rpartition("_")[2]).exists():
+            left.unlink(missing_ok=True)
     if shutil.disk_usage(MEMORY).free < ROOM_BYTES:
         return None
     directory = MEMORY / f"ft-{os.getpid()}"  # short: there are sockets below it
