@@ -269,6 +269,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a": ("in the vocabulary already, with id 64", "another text"),
     "<|im_end|>": ("in the vocabulary already, with id 259", "another text"),
     "<|im_end|>x": (r"would hide the control token '<\|im_end\|>'", "another text"),
+    "x<": (r"would hide the control token '<", "another text"),
     "x<|im_s": (r"would hide the control token '<\|im_start\|>'", "another text"),
 }
 

@@ -81,6 +81,14 @@ TAMPERED: dict[str, tuple[Callable[[list[Entry]], Sequence[Entry]], list[str]]] 
         lambda c: [*c[:4], replace(c[4], redacted_at="2026-11-02T00:00:00.000000+00:00")],
         ["aud_14 (position 5) is marked as erased, and has content"],
     ),
+    "erased but for the address": (
+        lambda c: [*c[:4], replace(c[4], redacted_at="2026", changes={}, user_agent=None, salt=None)],
+        ["aud_14 (position 5) is marked as erased, and has content"],
+    ),
+    "erased but for the user agent": (
+        lambda c: [*c[:4], replace(c[4], redacted_at="2026", changes={}, ip=None, salt=None)],
+        ["aud_14 (position 5) is marked as erased, and has content"],
+    ),
     "erased": (lambda c: [*c[:4], replace(c[4], redacted_at="2026", changes={}, ip=None, user_agent=None, salt=None)], []),
 }
 

@@ -23,7 +23,8 @@ from control_plane.tenants import audit_log as audit
 from control_plane.tenants import service as tenants
 from control_plane.tenants import suspension
 from control_plane.tenants.rules import Tenant
-from control_plane.tenants.tables import AuditLine
+from control_plane.tenants.tables import AuditLine, audit_log
+from resources.database.engine import make_engine
 
 Call = Callable[..., httpx.Response]
 
@@ -76,6 +77,17 @@ def test_filters_narrow_what_is_seen(call: Call) -> None:
     assert call("GET", "audit_log", params={"created[lt]": first}).json()["data"] == []
     assert call("GET", "audit_log", params={"created[gte]": last + 1}).json()["data"] == []
     assert len(call("GET", "audit_log", params={"created[gte]": first, "created[lt]": last + 1}).json()["data"]) == len(lines)
+
+
+def test_a_line_at_the_bound_of_two_ranges_is_in_the_later_one(platform: Platform, tenant: Tenant) -> None:
+    at = datetime(2026, 11, 1, tzinfo=UTC)
+    line = {"tenant_id": tenant.id, "actor_kind": "system", "actor_id": "worker", "object_type": "job", "object_id": "j", "changes": {}}
+    engine = make_engine(platform.settings.database_url, pool_size=1, max_overflow=0)
+    with engine.begin() as conn:
+        conn.execute(sa.insert(audit_log).values(**line, action="job.noted", created_at=at))
+    engine.dispose()
+    before, since = (audit.Wanted(action="job.noted", **{name: int(at.timestamp())}) for name in ("before_s", "since_s"))
+    assert [len(audit.read(platform, tenant.id, wanted).items) for wanted in (before, since)] == [0, 1]
 
 
 @pytest.mark.parametrize(

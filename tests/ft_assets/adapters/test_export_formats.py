@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
-from ft_assets.adapters import tensors
-from ft_assets.adapters.exports import Format, Precision, checked, gguf_file, llama_cpp, merge, proof
+from ft_assets.adapters import package, tensors
+from ft_assets.adapters.exports import Format, Precision, checked, fp8, gguf_file, llama_cpp, merge, proof
 from ft_assets.adapters.exports.gguf_adapter import write_adapter
 from ft_assets.errors import InvalidRequest
 from tests.ft_assets.adapters.test_exports import made, order, variant, with_merges
-from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_adapter import adapter_arrays, build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -58,6 +59,13 @@ def test_fp8_weights_are_proven_and_load_where_compressed_tensors_does(base: Pat
     assert float((wanted - found).abs().mean() / wanted.std()) < 0.4
 
 
+def test_a_channel_of_zeros_stays_zero_in_fp8() -> None:
+    weight = torch.tensor([[0.0, 0.0], [1.0, -3.0]])
+    scaled = weight / fp8.scale_of(weight).float()
+    assert scaled[0].tolist() == [0.0, 0.0]
+    assert float(scaled[1].abs().max()) == pytest.approx(fp8.LARGEST, rel=0.01)
+
+
 def test_models_that_servers_arrange_otherwise_are_not_written_in_fp8(tmp_path: Path, adapter: Path) -> None:
     from tests.support.models.families import build_family
 
@@ -70,8 +78,10 @@ def test_models_that_servers_arrange_otherwise_are_not_written_in_fp8(tmp_path: 
 def test_an_adapter_as_gguf_holds_what_peft_adds(tmp_path: Path) -> None:
     """Every way to scale a pair ends in the one alpha of the file; rows of Llama's queries and keys are in llama.cpp's order."""
     base = build_tiny_model(tmp_path / "base")
-    config = {"use_rslora": True, "alpha_pattern": {"q_proj": 3}}
+    config = {"use_rslora": True, "alpha_pattern": {"q_proj": 3}, "rank_pattern": {"v_proj": 16}}
     adapter = build_tiny_adapter(tmp_path / "adapter", base, base_name="tiny", config=config)
+    wide = {name: array for name, array in adapter_arrays(base, rank=16).items() if ".v_proj." in name}
+    save_file(adapter_arrays(base) | wide, adapter / package.WEIGHTS, metadata={"format": "pt"})
     _, files = made(order(base, adapter, Format.GGUF_ADAPTER), tmp_path / "a")
     reader = gguf.GGUFReader(files / "adapter.gguf")
     fields = {name: field.contents() for name, field in reader.fields.items()}

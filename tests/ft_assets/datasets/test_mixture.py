@@ -64,6 +64,11 @@ def test_sources_count_rows_by_tokens_and_read_at_least_one() -> None:
     assert next(iter(mixture.described(files, found, packs))) == "a 0.3 times (300 tokens, 93.8%)"
 
 
+@pytest.mark.parametrize(("tokens", "num_rows"), [(240, 2), (260, 3), (999, 10)])
+def test_an_epoch_reads_the_nearest_number_of_whole_rows(tokens: int, num_rows: int) -> None:
+    assert mixture.rows_per_epoch([MixedFile(file="a", tokens=tokens)], [Pack(num_rows=10, num_tokens=1000)]) == [num_rows]
+
+
 def test_a_file_that_would_be_read_a_hundred_times_an_epoch_is_refused() -> None:
     packs = [Pack(num_rows=10, num_tokens=1000), Pack(num_rows=1, num_tokens=1)]
     with pytest.raises(InvalidRequest, match="an epoch would read file-1 500 times, at most 100; lower its weight") as refused:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.backup import backup_manifest
+from deploy.local.backup import backup_manifest, home_backup
 from deploy.local.backup.backup_manifest import FILES, MANIFEST, FileList, Manifest
 from ft_assets.errors import Conflict, FtError, IntegrityError, NotFound
 
@@ -36,6 +36,18 @@ def test_a_backup_reads_as_it_was_written(tmp_path: Path) -> None:
     assert backup_manifest.verify(tmp_path / "b") == written
     assert (written.num_files, written.num_bytes, written.num_rows) == (2, 14, 2)
     assert [e.path for e in backup_manifest.entries(tmp_path / "b", written)] == ["objects/tenants/a/x", "objects/tenants/b/y"]
+
+
+def test_recorded_settings_have_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "FT_POOLS": "/etc/ft/pools.yaml", "FT_DATABASE_URL": "postgresql://ft:hidden@db/ft", "FT_INFERENCE_TOKEN": "hidden",
+        "FT_SMTP_URL": "smtp://mail/?password=hidden",
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    recorded = home_backup._settings()
+    assert (recorded["FT_POOLS"], recorded["FT_DATABASE_URL"]) == ("/etc/ft/pools.yaml", "postgresql://***@db/ft")
+    assert "hidden" not in json.dumps(dict(recorded))
 
 
 def edit_manifest(directory: Path) -> None:

@@ -241,9 +241,14 @@ def test_an_evaluation_measures_the_held_out_rows_of_every_file(
 
 def test_rows_read_too_often_are_warned_of(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
     large, small = two
-    job_id, _ = prepared(platform, tenant, request({"file": large}, {"file": small, "tokens": 30_000}))
+    job_id, packed = prepared(platform, tenant, request({"file": large}, {"file": small, "tokens": 30_000}))
     (warned,) = events(platform, job_id)["source_repeated"]
     assert warned.startswith(f"{small}: its rows are read ")
+    settings = {"rank": 8, "n_epochs": 10, "max_seq_len": 64, "batch_size": 4}
+    twice = {"file": small, "tokens": 2 * packed.manifests[1].num_tokens}
+    job_id, _ = prepared(platform, tenant, request({"file": large}, twice, hyperparameters=settings))
+    (warned,) = events(platform, job_id)["source_repeated"]
+    assert warned.startswith(f"{small}: its rows are read 20 times over all epochs")
 
 
 def test_unknown_files_equal_files_and_other_methods_are_refused(

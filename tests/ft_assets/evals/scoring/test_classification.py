@@ -51,6 +51,20 @@ def test_rates_are_those_of_scikit_learn() -> None:
     assert 0.0 < found.macro_f1_ci_low < gain < found.macro_f1_ci_high
 
 
+def test_classes_are_listed_by_their_number_of_items_and_then_by_name() -> None:
+    expected = ["refund"] * 2 + ["card lost"] * 2 + ["top up"] * 4
+    found = measured(expected, expected, expected)
+    assert found is not None
+    assert [(c.label, c.support) for c in found.subjects["base"].classes] == [("top up", 4), ("card lost", 2), ("refund", 2)]
+
+
+def test_a_rare_class_that_a_resample_lacks_does_not_widen_the_interval() -> None:
+    expected = ["yes"] * 19 + ["no"]
+    found = measured(expected, ["maybe"] * 20, expected)
+    assert found is not None
+    assert (found.macro_f1_ci_low, found.macro_f1_ci_high) == (1.0, 1.0)
+
+
 @pytest.mark.parametrize(
     "expected",
     [
