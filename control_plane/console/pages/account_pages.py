@@ -92,6 +92,7 @@ def create_key(
         page.tenant,
         name=name,
         scopes=[scope],
+        # ten digits are already too many days, and Python reads no number of thousands
         expires_in_s=int(days[:10]) * DAY_S if days.isdecimal() else None,
         by=principal,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import methods, recipes
+from ft_assets.training import methods
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan, global_batch_size, plan, resolve
 from ft_assets.training.model_shapes.attention_kernels import Device
 from ft_assets.training.spec import LATER_FIELDS, PARTS, EarlyStopping, Quantization, TrainingSpec, WarmStart
@@ -300,39 +300,6 @@ def test_every_method_resolves_with_every_adapter_on_every_size(method: str, ada
     assert (found.quantization is not None) == (adapter == "qlora")
     assert TrainingSpec.from_dict(found.to_dict()) == found
     assert spec({}, model, method=method, adapter=adapter).sha256 == found.sha256, "the same arguments give the same digest"
-
-
-@pytest.mark.parametrize(
-    ("method", "adapter", "rate"),
-    [
-        ("sft", "lora", 2e-4),
-        ("sft", "qlora", 2e-4),
-        ("sft", "full", 2e-5),
-        ("cpt", "lora", 1e-4),
-        ("dpo", "lora", 5e-6),
-        ("dpo", "full", 5e-7),
-        ("kto", "lora", 5e-6),
-        ("kto", "full", 5e-7),
-        ("simpo", "lora", 5e-6),
-        ("simpo", "full", 5e-7),
-        ("orpo", "lora", 8e-5),
-        ("orpo", "full", 8e-6),
-    ],
-)
-def test_the_rate_is_the_recipes_times_that_of_the_method_unless_the_recipe_says_otherwise(method: str, adapter: str, rate: float) -> None:
-    assert spec({}, SMALL, method=method, adapter=adapter).optimization.learning_rate == rate
-    doubled = spec({"learning_rate_multiplier": 2}, SMALL, method=method, adapter=adapter)
-    assert doubled.optimization.learning_rate == 2 * rate
-
-
-@pytest.mark.parametrize("method", ["dpo", "kto", "orpo", "simpo"])
-@pytest.mark.parametrize("model", ["another-8b", "llama-3.1-8b", "qwen3-8b", "mistral-7b-v0.3", "demo-llama-3m"])
-def test_a_preference_method_trains_lora_at_ten_times_its_full_rate_and_cites_who_does(model: str, method: str) -> None:
-    facts = replace(SMALL, id=model)
-    lora, full = (spec({}, facts, method=method, adapter=adapter).optimization.learning_rate for adapter in ("lora", "full"))
-    assert lora == pytest.approx(10 * full)
-    source = recipes.select(model, adapter="lora", num_parameters=8_000_000_000).learning_rate(method).source
-    assert "LoRA" in source or model.startswith("demo")
 
 
 def test_settings_of_a_method_are_asked_for_or_its_defaults_and_1_is_1_point_0() -> None:

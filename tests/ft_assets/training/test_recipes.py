@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods, recipes
 from ft_assets.training.recipes.table import TABLES
 from ft_assets.training.requested_hyperparameters import LIMITS, checked
+from tests.ft_assets.training.test_hyperparameters import SMALL, spec
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/training.md"
 
@@ -172,3 +174,36 @@ def test_a_recipe_that_leaves_a_default_out_is_refused() -> None:
 def test_the_documented_tables_are_those_of_the_recipes(name: str) -> None:
     written = DOCUMENT.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")[2].partition("\n<!-- end -->")[0]
     assert written == TABLES[name](), "python -m ft_assets.training.recipes.table prints the tables"
+
+
+@pytest.mark.parametrize(
+    ("method", "adapter", "rate"),
+    [
+        ("sft", "lora", 2e-4),
+        ("sft", "qlora", 2e-4),
+        ("sft", "full", 2e-5),
+        ("cpt", "lora", 1e-4),
+        ("dpo", "lora", 5e-6),
+        ("dpo", "full", 5e-7),
+        ("kto", "lora", 5e-6),
+        ("kto", "full", 5e-7),
+        ("simpo", "lora", 5e-6),
+        ("simpo", "full", 5e-7),
+        ("orpo", "lora", 8e-5),
+        ("orpo", "full", 8e-6),
+    ],
+)
+def test_the_rate_is_the_recipes_times_that_of_the_method_unless_the_recipe_says_otherwise(method: str, adapter: str, rate: float) -> None:
+    assert spec({}, SMALL, method=method, adapter=adapter).optimization.learning_rate == rate
+    doubled = spec({"learning_rate_multiplier": 2}, SMALL, method=method, adapter=adapter)
+    assert doubled.optimization.learning_rate == 2 * rate
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto", "orpo", "simpo"])
+@pytest.mark.parametrize("model", ["another-8b", "llama-3.1-8b", "qwen3-8b", "mistral-7b-v0.3", "demo-llama-3m"])
+def test_a_preference_method_trains_lora_at_ten_times_its_full_rate_and_cites_who_does(model: str, method: str) -> None:
+    facts = replace(SMALL, id=model)
+    lora, full = (spec({}, facts, method=method, adapter=adapter).optimization.learning_rate for adapter in ("lora", "full"))
+    assert lora == pytest.approx(10 * full)
+    source = recipes.select(model, adapter="lora", num_parameters=8_000_000_000).learning_rate(method).source
+    assert "LoRA" in source or model.startswith("demo")
