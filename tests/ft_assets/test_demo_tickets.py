@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
+
+import pytest
 
 from ft_assets.demo import phrases, tickets
 
@@ -26,3 +29,9 @@ def test_no_seen_template_is_an_unseen_one() -> None:
     for seen, unseen in pairs:
         assert {text for texts in seen.values() for text in texts}.isdisjoint(text for texts in unseen.values() for text in texts)
     assert set(phrases.ORDER_SEEN).isdisjoint(phrases.ORDER_UNSEEN)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_pages_send_the_adapter_the_system_message_that_it_was_trained_with(page: str) -> None:
+    command = (Path(__file__).parents[2] / page).read_text().partition("arrived broken")[2].partition("```")[0]
+    assert f'--system "{tickets.SYSTEM_PROMPT}"' in command
