@@ -34,6 +34,8 @@ MESSAGE_FIELDS = frozenset(("role", "content", "name", "weight", "tool_calls", "
 SHAREGPT_FIELDS = frozenset(("from", "value", "weight", "name"))
 TRUTH = {True: True, False: False, "true": True, "True": True, "false": False, "False": False}
 """True or false; as text, for CSV."""
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of content parts that are text; the last two are those of OpenAI's Responses API."""
 CALL_FIX = 'write {"type": "function", "function": {"name": ..., "arguments": "{...}"}}'
 
 
@@ -90,7 +92,7 @@ class Reading:
             return None
         texts = []
         for index, part in enumerate(value):
-            if isinstance(part, dict) and part.get("type", "text") == "text":
+            if isinstance(part, dict) and part.get("type", "text") in TEXT_PARTS:
                 texts.append(self.text(part.get("text"), f"{path}[{index}].text"))
             else:
                 kind = str(part.get("type"))[:40] if isinstance(part, dict) else kind_of(part)

@@ -40,7 +40,6 @@ from ft_assets import layout
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets import mixture
 from ft_assets.datasets.mixture import MixedFile
-from ft_assets.datasets.pack_cache import fetch_pack
 from ft_assets.datasets.packs.build import (
     PackManifest,
     PackProgress,
@@ -49,6 +48,7 @@ from ft_assets.datasets.packs.build import (
     pack_fingerprint,
     suitable_workers,
 )
+from ft_assets.datasets.packs.pack_cache import fetch_pack
 from ft_assets.datasets.packs.recount import differences
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.policies import Policies

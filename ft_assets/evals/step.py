@@ -39,7 +39,7 @@ from control_plane.platform.records import columns, one_or_none
 from control_plane.platform.settings import Settings
 from control_plane.platform.transfer import download
 from ft_assets.adapters import package
-from ft_assets.datasets.pack_cache import fetch_pack
+from ft_assets.datasets.packs.pack_cache import fetch_pack
 from ft_assets.datasets.step import validation_rows
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotAdmitted, Unavailable
 from ft_assets.evals import config

@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 
 from ft_assets.base_models import read_template, template_digest, tokenizer_digest
 from ft_assets.datasets.checks.control_tokens import control_token_pattern, control_token_problems
+from ft_assets.datasets.conversation import Conversation
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Message, TemplateValue
 from ft_assets.datasets.tokens.answer_sides import judged_answer, preference_sides
@@ -265,6 +266,30 @@ class ChatTokenizer:
         text = self._chat_template().render(turns, tools=tools, kwargs=kwargs, add_generation_prompt=True).text
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def encode_prompt(self, conversation: Conversation) -> list[int]:
+        """Returns the ids of `conversation` and the start of the answer, as training renders them.
+
+        Control tokens inside content become plain text, as with `escape_control_tokens`: nobody can forge a turn with them.
+        """
+        example = Example(
+            kind="chat",
+            messages=conversation.messages,
+            tools=conversation.tools,
+            template_kwargs=dict(conversation.template_kwargs),
+        )
+        spelled = NO_ESCAPES
+        try:
+            if (problem := self.control_token_problem(example)) is not None:
+                example, spelled = self._escape(example, problem, otherwise="remove it")
+            dicts = [m.as_template() for m in example.messages]
+            text = self._chat_template().render(dicts, tools=example.tools, kwargs=example.template_kwargs, add_generation_prompt=True).text
+            _check_placeholders(example, text, spelled)
+        except InvalidDataset as error:
+            raise InvalidRequest(error.message, code=error.code, param="messages") from error
+        plan = self._encoder.plan([(text, -1)] if text else [], reused=False)
+        ((ids, _),) = self._encoder.encode([Job(plan, (), spelled)])
+        return [int(i) for i in ids]
+
     def render_text(self, turns: Sequence[JsonObject], *, tools: Sequence[JsonObject] = (), add_generation_prompt: bool = True) -> str:
         """Returns messages in template form as rendered text."""
         return self._chat_template().render(turns, tools=tools, add_generation_prompt=add_generation_prompt).text
@@ -339,13 +364,16 @@ class ChatTokenizer:
                 return self._layout(example)
             if not escape:
                 raise InvalidDataset(f"{problem.path} {problem.message}; {problem.fix}", code=problem.code)
-            if not isinstance(self._encoder, Segments):
-                message = "this base model's tokenizer cannot tokenize control tokens as plain text; choose the policy 'drop' or 'reject'"
-                raise InvalidDataset(f"{problem.path} {problem.message}; {message}", code=problem.code)
-            escaped, spelled = self._escapes.escape(example)
-            return self._layout(escaped, spelled)
+            return self._layout(*self._escape(example, problem, otherwise="choose the policy 'drop' or 'reject'"))
         except InvalidDataset as error:
             raise InvalidDataset(f"row {example.row}: {error.message}", code=error.code, param=error.param) from error
+
+    def _escape(self, example: Example, problem: Problem, *, otherwise: str) -> tuple[Example, dict[str, str]]:
+        """Returns `example` with placeholders for its control tokens, of which `problem` is the first, and what they stand for."""
+        if not isinstance(self._encoder, Segments):
+            message = f"this base model's tokenizer cannot tokenize control tokens as plain text; {otherwise}"
+            raise InvalidDataset(f"{problem.path} {problem.message}; {message}", code=problem.code)
+        return self._escapes.escape(example)
 
     @cached_property
     def _escapes(self) -> Escapes:
@@ -383,9 +411,7 @@ class ChatTokenizer:
         """Returns the layout by the template itself."""
         weights = tuple(m.weight != 0 for m in example.messages if m.role == "assistant")
         rendered = self._render(example)
-        if spelled and not placeholders_kept(example, rendered.text):
-            message = "the chat template rewrites content that holds a control token, so that it cannot be escaped; remove the token"
-            raise InvalidDataset(message, code="control_token_in_content")
+        _check_placeholders(example, rendered.text, spelled)
         weights = weights if len(rendered.spans) == len(weights) else (True,) * len(rendered.spans)
         plan = self._encoder.plan(literal_pieces(rendered.text, rendered.spans), reused=False)
         text = spell_out(rendered.text, spelled)
@@ -435,6 +461,12 @@ class ChatTokenizer:
             text=text,
             turns=() if layout.is_text else turns,
         )
+
+
+def _check_placeholders(example: Example, text: str, spelled: Mapping[str, str]) -> None:
+    if spelled and not placeholders_kept(example, text):
+        message = "the chat template rewrites content that holds a control token, so that it cannot be escaped; remove the token"
+        raise InvalidDataset(message, code="control_token_in_content")
 
 
 def _read_stop_ids(file: Path) -> tuple[int, ...]:

@@ -47,18 +47,18 @@ class Escapes:
     def escape(self, example: Example) -> tuple[Example, dict[str, str]]:
         """Returns `example` with placeholders in all of its texts, and the tokens that they stand for."""
         used: dict[str, str] = {}
-        escaped = self._walk(msgspec.to_builtins(example), used, example.row)
+        escaped = self._walk(msgspec.to_builtins(example), used)
         return msgspec.convert(escaped, Example), used
 
-    def _walk(self, value: Any, used: dict[str, str], row: int) -> Any:
+    def _walk(self, value: Any, used: dict[str, str]) -> Any:
         if isinstance(value, str):
             if found := PLACEHOLDERS.search(value):
-                message = f"row {row}: holds a control token and U+{ord(found.group()):X}, with which it would be escaped; remove one"
+                message = f"holds a control token and U+{ord(found.group()):X}, with which it would be escaped; remove one"
                 raise InvalidDataset(message, code="control_token_in_content")
             return self._pattern.sub(lambda m: self._mark(m.group(), used), value)
         if isinstance(value, dict):
-            return {self._walk(k, used, row): self._walk(v, used, row) for k, v in value.items()}
-        return [self._walk(v, used, row) for v in value] if isinstance(value, list | tuple) else value
+            return {self._walk(k, used): self._walk(v, used) for k, v in value.items()}
+        return [self._walk(v, used) for v in value] if isinstance(value, list | tuple) else value
 
     def _mark(self, token: str, used: dict[str, str]) -> str:
         used[self._of[token]] = token
