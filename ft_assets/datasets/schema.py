@@ -2,6 +2,8 @@
 
 Prompt/completion rows become a user and an assistant message, so that training sees exactly what chat completions will send; prompts with
 assistant turns give them weight 0. There are four kinds: ``chat``, ``preference``, ``kto``, ``text``.
+
+Fields are declared in alphabetical order, in which :func:`canonical` writes them: another order would make new dataset ids.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ Format = Literal["chat", "prompt_completion", "preference", "kto", "text"]
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A tool call of the assistant; `arguments` is the parsed object, which chat templates expect."""
 
-    name: str
     arguments: JsonObject
     id: str | None = None
+    name: str
 
     def as_template(self) -> JsonObject:
         call = {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
@@ -37,14 +39,14 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One turn. `weight` 0 excludes an assistant message from the loss; on other roles it has no effect."""
 
-    role: Role
     content: str | None = None
     name: str | None = None
-    weight: int = 1
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
     reasoning: str | None = None
     """The assistant's reasoning before its answer; in rows, one of :data:`REASONING_FIELDS`."""
+    role: Role
+    tool_call_id: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    weight: int = 1
 
     def as_template(self) -> JsonObject:
         """Returns the message as passed to a chat template: absent fields are absent, not null; reasoning has both of its names."""
@@ -67,18 +69,18 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     the content.
     """
 
-    kind: Kind
-    messages: tuple[Message, ...] = ()
-    tools: tuple[JsonObject, ...] = ()
     chosen: tuple[Message, ...] = ()
-    rejected: tuple[Message, ...] = ()
-    text: str | None = None
+    kind: Kind
     label: bool | None = None
+    messages: tuple[Message, ...] = ()
+    rejected: tuple[Message, ...] = ()
+    response_format: JsonObject = {}
+    """The form that the answer must have, as in OpenAI's API: evaluations check answers against its JSON schema. Not rendered."""
     row: int = 0
     template_kwargs: dict[str, TemplateValue] = {}
     """Variables for the chat template, such as ``enable_thinking``, as the row gives them and as inference must send them."""
-    response_format: JsonObject = {}
-    """The form that the answer must have, as in OpenAI's API: evaluations check answers against its JSON schema. Not rendered."""
+    text: str | None = None
+    tools: tuple[JsonObject, ...] = ()
 
     @property
     def prompt(self) -> tuple[Message, ...]:
@@ -101,12 +103,15 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
         return total
 
 
-_encoder = msgspec.json.Encoder(order="sorted")
+_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Example)
 
 
 def canonical(example: Example) -> bytes:
-    """Returns the canonical form of an example's content (without its row number), which is stored and hashed."""
+    """Returns the canonical form of an example's content (without its row number), which is stored and hashed.
+
+    A tenant's own objects (tools, arguments, schemas) keep the order of their keys, because the model learns it.
+    """
     return _encoder.encode(msgspec.structs.replace(example, row=0) if example.row else example)
 
 

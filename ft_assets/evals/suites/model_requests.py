@@ -63,11 +63,11 @@ Answers = Mapping[str, Answer]
 
 def digest(suite: str, requests: Sequence[Request], *, protocol: int) -> str:
     """Returns the key of a suite's answers: covers every request in order, and `protocol`, which is raised when the meaning of answers
-    changes."""
+    changes. Keys of tools and arguments count in their order, in which templates render them."""
     whole = hashlib.sha256(json.dumps([suite, protocol]).encode())
     for request in requests:
         body = {"kind": type(request).__name__, **asdict(request)}
         if not body.get("template_kwargs"):  # absent from the digests of requests without them
             body.pop("template_kwargs", None)
-        whole.update(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+        whole.update(json.dumps(body, separators=(",", ":")).encode())
     return whole.hexdigest()

@@ -25,7 +25,7 @@ Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capabil
 
 GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY, CAPABILITY = "golden", "holdout", "validation", "unwanted", "safety", "capability"
 """Ids of the suites that exist once; a capability suite's is ``capability/<name>``."""
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised whenever the meaning of rendering or decoding changes: older answers are then not found."""
 MAX_REASONING_TOKENS = 4096
 """Most tokens of reasoning, besides those of the answer itself."""

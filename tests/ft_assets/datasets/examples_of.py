@@ -11,6 +11,7 @@ import pytest
 from ft_assets.datasets.schema import Example, Message
 
 SHARED_DATA = Path(__file__).parents[4] / "shared" / "data"
+SHARED_CASES = SHARED_DATA.with_name("cases")
 PIECES = [
     "hello",
     " ",
@@ -65,4 +66,12 @@ def shared_file(name: str) -> Path:
     path = SHARED_DATA / name
     if not path.is_file():
         pytest.skip(f"{name} is not on this machine (looked in {SHARED_DATA})")
+    return path
+
+
+def shared_case(name: str) -> Path:
+    """A small file beside the repository that other tools wrote; the test skips without it."""
+    path = SHARED_CASES / name
+    if not path.is_file():
+        pytest.skip(f"{name} is not on this machine (looked in {SHARED_CASES})")
     return path
