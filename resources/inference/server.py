@@ -8,15 +8,15 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from jinja2 import TemplateError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ft_assets.storable_text import num_characters
+from ft_assets.datasets.conversation import read_request
+from ft_assets.errors import InvalidRequest
+from ft_assets.storable_text import check_storable, num_characters
 from resources.inference import schemas
 from resources.inference.answers import Call, EngineError, RequestError, complete_answer, events, unknown_model
 from resources.inference.engine.engine_thread import Engine
@@ -98,10 +98,12 @@ class Server:
         self._refuse_long(body)
         if isinstance(body, CompletionRequest):
             return self.engine.encode_text(body.prompt) or self.engine.encode_text("\n")
+        asked = {**(body.model_extra or {}), "messages": body.messages, "tools": body.tools, "functions": body.functions}
         try:
-            return self.engine.encode_chat([_plain(m) for m in body.messages])
-        except (TemplateError, TypeError, ValueError) as e:
-            raise RequestError(f"messages cannot be rendered by the model's chat template: {e}", param="messages") from e
+            check_storable(asked)
+            return self.engine.encode_chat(read_request(asked))
+        except InvalidRequest as e:
+            raise RequestError(e.message, code=e.code, param=e.param) from e
 
     async def _constraint(self, schema: schemas.Schema) -> Constraint:
         """Return a constraint. New schemas are compiled one at a time in a separate thread, so other requests do not wait for them."""
@@ -116,7 +118,7 @@ class Server:
     def _refuse_long(self, body: ChatRequest | CompletionRequest) -> None:
         """Refuse a request by its characters in all fields: rendering and tokenizing 3 MB takes a minute."""
         chat = isinstance(body, ChatRequest)
-        num_chars = num_characters(body.messages if isinstance(body, ChatRequest) else body.prompt)
+        num_chars = num_characters([body.messages, body.tools] if isinstance(body, ChatRequest) else body.prompt)
         most = self.engine.context_length * CHARS_PER_TOKEN
         if num_chars > most:
             what = "messages" if chat else "prompt"
@@ -127,16 +129,6 @@ class Server:
                 code="context_length_exceeded",
                 param=what,
             )
-
-
-def _plain(message: Mapping[str, Any]) -> Mapping[str, object]:
-    """Join a message's content parts into one string; raises ``RequestError`` for a part that is not text."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return {**message, "content": content or ""}
-    if any(not isinstance(part, dict) or part.get("type") != "text" for part in content):
-        raise RequestError("only text content is supported", code="unsupported_content", param="messages")
-    return {**message, "content": "".join(str(part.get("text", "")) for part in content)}
 
 
 async def _after(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:

@@ -316,7 +316,10 @@ class ChatTokenizer:
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
-            message = "the base model has no chat template, so it can be trained on 'text' rows only; choose a chat model or rows of text"
+            message = (
+                "the base model has no chat template, so it can be trained on 'text' rows only and answers text completions only; choose a "
+                "chat model, rows of text, or /v1/completions"
+            )
             raise InvalidRequest(message, code="no_chat_template")
         return self._template
 

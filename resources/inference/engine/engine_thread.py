@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ft_assets.datasets.conversation import Conversation
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from resources.inference.engine import lora
 from resources.inference.engine.batch import Batch, Row
 from resources.inference.engine.grammar import Constraint, Grammars, TooComplex
@@ -67,6 +69,7 @@ class Engine:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.dtype = torch.float32 if self.device == "cpu" else torch.bfloat16
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=False)
+        self._chat, self._rendering = ChatTokenizer.load(model_dir), threading.Lock()
         model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=self.dtype, use_safetensors=True, trust_remote_code=False)
         model.to(self.device).eval().requires_grad_(requires_grad=False)
         routing = lora.Routing()
@@ -91,10 +94,10 @@ class Engine:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._closed
 
-    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        """Return the token ids of a conversation up to the answer, rendered by the model's chat template."""
-        encoded = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=True)
-        return [int(i) for i in encoded["input_ids"]]
+    def encode_chat(self, conversation: Conversation) -> list[int]:
+        """Return the token ids of a conversation up to the answer, rendered as for training: same template engine, same fixed date."""
+        with self._rendering:
+            return self._chat.encode_prompt(conversation)
 
     def encode_text(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer(text)["input_ids"]]
