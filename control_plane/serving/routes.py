@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -19,6 +19,7 @@ from control_plane.serving import model_routes, own_servers, schemas
 from control_plane.serving.gateway import Gateway, Target
 from control_plane.serving.model_routes import Route
 from ft_assets.adapters.record import FULL
+from ft_assets.datasets.conversation import normalize_request
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable
 
@@ -32,7 +33,7 @@ async def chat_completions(request: Request, platform: PlatformDep, tenant: Read
 
     The `model` of the response and the headers `x-ft-model` and `x-ft-adapter` name the exact model that answered.
     """
-    return await _complete(request, platform, tenant, "/v1/chat/completions", body)
+    return await _complete(request, platform, tenant, "/v1/chat/completions", body, normalize=normalize_request)
 
 
 @router.post("/completions", summary="Create a completion")
@@ -41,7 +42,15 @@ async def completions(request: Request, platform: PlatformDep, tenant: Reader, b
     return await _complete(request, platform, tenant, "/v1/completions", body)
 
 
-async def _complete(request: Request, platform: Platform, tenant: str, path: str, body: Mapping[str, Any]) -> Response:
+async def _complete(
+    request: Request,
+    platform: Platform,
+    tenant: str,
+    path: str,
+    body: Mapping[str, Any],
+    *,
+    normalize: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+) -> Response:
     check_storable(body)
     model = body.get("model")
     if not isinstance(model, str):
@@ -54,7 +63,7 @@ async def _complete(request: Request, platform: Platform, tenant: str, path: str
         return await run_in_threadpool(_target, platform, tenant, model, affinity)
 
     gateway: Gateway = request.app.state.inference
-    return await gateway.forward(path, body, resolve)
+    return await gateway.forward(path, normalize(body), resolve)
 
 
 def affinity_of(body: Mapping[str, Any], session: str | None) -> str:

@@ -20,6 +20,8 @@ from ft_assets.typed_json import JsonObject
 
 REQUEST_FIELDS = MESSAGE_FIELDS - {"weight"}
 """Fields of a message that reach the template; `weight` is about training."""
+CONVERSATION_FIELDS = frozenset(("messages", "tools", "functions", KWARGS, THINKING))
+"""Fields of a chat completion request that make up its conversation."""
 REPEATED_FIELDS = frozenset(("parsed",))
 """What OpenAI's client adds to an answer and sends back with it: the content again, parsed."""
 CALL_FIELDS = frozenset(("id", "type", "function", "index"))
@@ -71,13 +73,33 @@ def read_request(body: JsonObject) -> Conversation:
         conversation = Conversation(
             messages=reading.messages(body.get("messages"), "messages"),
             tools=reading.tools({name: body.get(name) for name in ("tools", "functions")}),
-            template_kwargs=reading.template_kwargs({name: body.get(name) for name in (KWARGS, THINKING)}),
+            template_kwargs=reading.template_kwargs({KWARGS: _without_repeated_tools(body), THINKING: body.get(THINKING)}),
         )
     except TooManyProblemsError:
         raise _refusal(reading.problems[0]) from None
     if reading.problems:
         raise _refusal(reading.problems[0])
     return conversation
+
+
+def normalize_request(body: JsonObject) -> dict[str, Any]:
+    """Return a chat completion request whose conversation is in wire form, so that every kind of server renders it alike.
+
+    `functions` become `tools`, and `enable_thinking` a template variable. Tools stand among the variables too: vLLM passes those to the
+    template as they are, but sorts the fields of `tools` and fills in nulls.
+    """
+    wire = read_request(body).as_openai()
+    if "tools" in wire:
+        wire[KWARGS] = {**wire.get(KWARGS, {}), "tools": wire["tools"]}
+    return {name: value for name, value in body.items() if name not in CONVERSATION_FIELDS} | wire
+
+
+def _without_repeated_tools(body: JsonObject) -> Any:
+    """Return the template's variables without the `tools` that :func:`normalize_request` puts there."""
+    given = body.get(KWARGS)
+    if not isinstance(given, dict) or not body.get("tools") or given.get("tools") != body["tools"]:
+        return given
+    return {name: value for name, value in given.items() if name != "tools"}
 
 
 def _refusal(problem: Problem) -> InvalidRequest:
@@ -117,7 +139,7 @@ def _extra(given: JsonObject, known: frozenset[str], repeated: frozenset[str], p
 def _wire_message(message: Message) -> dict[str, Any]:
     out: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
-        out[REASONING_FIELDS[0]] = message.reasoning
+        out |= dict.fromkeys(REASONING_FIELDS, message.reasoning)  # servers read different ones of them
     out |= {key: value for key in ("name", "tool_call_id") if (value := getattr(message, key)) is not None}
     if message.tool_calls:
         out["tool_calls"] = [_wire_call(call) for call in message.tool_calls]

@@ -127,7 +127,7 @@ class Reading:
         if value.get("function_call") is not None:
             legacy = self.tool_call({"function": value["function_call"]}, f"{path}.function_call")
             calls = calls if legacy is None else (*calls, legacy)
-        called = bool(calls) or value.get("tool_calls") is not None or value.get("function_call") is not None
+        called = bool(calls or value.get("tool_calls") or value.get("function_call"))  # a faulty call has its own problem
         content = self.content(value.get("content"), f"{path}.content")
         if content is None and value.get("content") is None and not (called and role == "assistant"):
             self.add(f"{path}.content", "missing_field", "content is missing or null", "give it a text; only tool calls go without")

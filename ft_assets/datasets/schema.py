@@ -49,13 +49,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     weight: int = 1
 
     def as_template(self) -> JsonObject:
-        """Returns the message as passed to a chat template: absent fields are absent, not null; reasoning has both of its names."""
+        """Returns the message as passed to a chat template: absent fields are absent, not null; reasoning has all of its names.
+
+        Beside calls, absent content is an empty text, as vLLM passes it: templates that add content to other text would fail otherwise.
+        """
         out: dict[str, object] = {"role": self.role}
         if self.reasoning is not None:
             out |= dict.fromkeys(REASONING_FIELDS, self.reasoning)
-        for key in ("content", "name", "tool_call_id"):
-            if (value := getattr(self, key)) is not None:
-                out[key] = value
+        if self.content is not None or self.tool_calls:
+            out["content"] = self.content or ""
+        out |= {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
         if self.tool_calls:
             out["tool_calls"] = [c.as_template() for c in self.tool_calls]
         return out

@@ -23,6 +23,7 @@ from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
+from ft_assets.datasets.conversation import normalize_request
 from ft_assets.errors import InvalidRequest, NotFound
 from tests.support.jobs.registered_adapter import add_adapter
 
@@ -226,6 +227,44 @@ def test_a_refusal_of_the_engine_has_openais_form(caller: tuple[str, openai.Open
     assert refused.value.code == "inference_refused"
     with pytest.raises(InvalidRequest, match="at least 1"):
         list(ft.chat.stream(model="tiny-base", messages=ASK, max_tokens=0))
+
+
+def test_every_server_gets_messages_in_one_form(caller: tuple[str, openai.OpenAI, FtClient], engine: FastAPI) -> None:
+    _, client, _ = caller
+    schema = {"type": "object", "properties": {"reason": {"type": "string"}, "city": {"type": "string"}}}
+    tool: Any = {"type": "function", "function": {"parameters": schema, "name": "weather"}}
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"reason":"asked","city":"K\\u00f6ln"}'}}
+    messages: list[Any] = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"role": "user", "content": "Weather?", "name": "ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "annotations": []},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain"}]},
+    ]
+    client.chat.completions.create(model="tiny-base", messages=messages, tools=[tool], extra_body={"enable_thinking": False}, temperature=0)
+    seen = engine.state.seen[-1]
+    assert seen["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Weather?", "name": "ann"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{**call, "function": {"name": "weather", "arguments": '{"reason": "asked", "city": "Köln"}'}}],
+        },
+        {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+    ]
+    assert (seen["chat_template_kwargs"], seen["temperature"]) == ({"enable_thinking": False, "tools": [tool]}, 0)
+    assert list(seen["chat_template_kwargs"]["tools"][0]["function"]["parameters"]["properties"]) == ["reason", "city"]
+    assert "enable_thinking" not in seen
+    assert normalize_request(seen) == seen
+
+
+def test_unknown_field_of_a_message_reaches_no_server(caller: tuple[str, openai.OpenAI, FtClient], engine: FastAPI) -> None:
+    _, client, _ = caller
+    before = len(engine.state.seen)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny-base", messages=[*ASK, {"role": "user", "content": "a", "mood": "b"}])
+    assert (refused.value.code, refused.value.param) == ("unknown_parameter", "messages[1].mood")
+    assert len(engine.state.seen) == before
 
 
 def test_a_failure_of_the_engine_is_unavailable(caller: tuple[str, openai.OpenAI, FtClient]) -> None:
