@@ -12,7 +12,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ft_assets.datasets.fields import KWARGS, MESSAGE_FIELDS, THINKING, Reading, TooManyProblemsError
+from ft_assets.datasets.fields import (
+    CALL_FIELDS,
+    FUNCTION_FIELDS,
+    KWARGS,
+    MESSAGE_FIELDS,
+    PART_FIELDS,
+    THINKING,
+    Reading,
+    TooManyProblemsError,
+)
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import REASONING_FIELDS, Message, TemplateValue, ToolCall
 from ft_assets.errors import InvalidRequest
@@ -24,11 +33,6 @@ CONVERSATION_FIELDS = frozenset(("messages", "tools", "functions", KWARGS, THINK
 """Fields of a chat completion request that make up its conversation."""
 REPEATED_FIELDS = frozenset(("parsed",))
 """What OpenAI's client adds to an answer and sends back with it: the content again, parsed."""
-CALL_FIELDS = frozenset(("id", "type", "function", "index"))
-"""`index` is what is left of a call that was streamed."""
-FUNCTION_FIELDS = frozenset(("name", "arguments", "parsed_arguments"))
-PART_FIELDS = frozenset(("type", "text", "cache_control"))
-"""`cache_control` is a hint about cost, not about the answer."""
 WHY_NOT: Mapping[str, str] = {
     "refusal": "it is not part of the prompt; write it as the content of the message",
     "annotations": "they are not part of the prompt; leave them out",

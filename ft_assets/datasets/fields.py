@@ -6,8 +6,9 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
+from ft_assets.datasets.readers.free_form import without_nulls
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import REASONING_FIELDS, ROLES, Message, Role, TemplateValue, ToolCall
@@ -30,12 +31,27 @@ SHAREGPT_ROLE_OF: Mapping[str, Role] = {
     "function_call": "assistant",
 }
 """Values of `from` in rows written for FastChat, Axolotl and LLaMA-Factory."""
+PART_FIELDS = frozenset(("type", "text", "cache_control"))
+"""`cache_control` is a hint about cost, not about the answer."""
+CALL_FIELDS = frozenset(("id", "type", "function", "index"))
+"""`index` is what is left of a call that was streamed."""
+FUNCTION_FIELDS = frozenset(("name", "arguments", "parsed_arguments"))
 MESSAGE_FIELDS = frozenset(("role", "content", "name", "weight", "tool_calls", "tool_call_id", "function_call", *REASONING_FIELDS))
-SHAREGPT_FIELDS = frozenset(("from", "value", "weight", "name"))
-TRUTH = {True: True, False: False, "true": True, "True": True, "false": False, "False": False}
-"""True or false; as text, for CSV."""
+SHAREGPT_FIELDS = frozenset(("from", "value", "weight", "name", *REASONING_FIELDS))
+YES = ("true", "yes", "1", "1.0", "wahr", "ja", "vrai", "oui", "verdadero", "s\u00ed", "vero", "verdadeiro", "waar")
+NO = ("false", "no", "0", "0.0", "falsch", "nein", "faux", "non", "falso", "onwaar", "nee")
+TRUTH: Mapping[str, bool] = {**dict.fromkeys(YES, True), **dict.fromkeys(NO, False)}
+"""Texts that stand for true and false, in lower case: those of CSV files, with what Excel writes in other languages."""
+JUDGED: Mapping[str, bool] = {
+    **TRUTH,
+    **dict.fromkeys(("desirable", "good", "thumbs_up", "\U0001f44d"), True),
+    **dict.fromkeys(("undesirable", "bad", "thumbs_down", "\U0001f44e"), False),
+}
+"""Texts that judge an answer."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of content parts that are text; the last two are those of OpenAI's Responses API."""
+THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
+"""Reasoning in front of a call, as LLaMA-Factory and Qwen write it."""
 CALL_FIX = 'write {"type": "function", "function": {"name": ..., "arguments": "{...}"}}'
 
 
@@ -116,6 +132,14 @@ class Reading:
             path, "too_many_messages", f"{path} has {count} messages, more than {MAX_MESSAGES}", "split the conversation over several rows"
         )
 
+    def flag(self, value: Any, path: str, *, words: Mapping[str, bool] = TRUTH, code: str = "wrong_type") -> bool | None:
+        """Returns true or false, also of 1 and 0 and of the texts that stand for them; None for null."""
+        known = truth(value, words)
+        if known is None and value is not None:
+            fix = "write true or false; yes and no, and 1 and 0 are read too"
+            self.add(path, code, f"{path} is {ascii(value)[:60]}, neither true nor false", fix)
+        return known
+
     def message(self, value: Any, path: str) -> Message | None:
         if not isinstance(value, dict):
             self.add(path, "wrong_type", f"{path} is {kind_of(value)}, not an object", 'write {"role": ..., "content": ...}')
@@ -123,17 +147,17 @@ class Reading:
         if "from" in value and value.get("role") is None:
             return self._sharegpt(value, path)
         role = self._role(value.get("role"), f"{path}.role", ROLE_OF)
-        calls = self.tool_calls(value.get("tool_calls"), f"{path}.tool_calls")
+        calls, thought = self.tool_calls(value.get("tool_calls"), f"{path}.tool_calls"), None
         if value.get("function_call") is not None:
-            legacy = self.tool_call({"function": value["function_call"]}, f"{path}.function_call")
-            calls = calls if legacy is None else (*calls, legacy)
+            thought, legacy = self._said_calls(value["function_call"], f"{path}.function_call")
+            calls = (*calls, *legacy)
         called = bool(calls or value.get("tool_calls") or value.get("function_call"))  # a faulty call has its own problem
         content = self.content(value.get("content"), f"{path}.content")
         if content is None and value.get("content") is None and not (called and role == "assistant"):
             self.add(f"{path}.content", "missing_field", "content is missing or null", "give it a text; only tool calls go without")
         weight = self.weight(value.get("weight"), f"{path}.weight")
         optional = {k: self.text(v, f"{path}.{k}") for k in ("name", "tool_call_id") if (v := value.get(k)) is not None}
-        reasoning = self.reasoning(value, role, path)
+        reasoning = self.reasoning(value, role, path) or thought
         if role is None:
             return None
         return Message(role=role, content=content, weight=weight, tool_calls=calls, reasoning=reasoning, **optional)
@@ -155,12 +179,27 @@ class Reading:
     def _sharegpt(self, value: JsonObject, path: str) -> Message | None:
         role = self._role(value["from"], f"{path}.from", SHAREGPT_ROLE_OF)
         weight = self.weight(value.get("weight"), f"{path}.weight")
-        said = self.text(value.get("value"), f"{path}.value")
+        name = None if value.get("name") is None else self.text(value["name"], f"{path}.name")
+        reasoning = self.reasoning(value, role, path)
         if value["from"] == "function_call":
-            parsed = parse_json(said.encode("utf-8", "surrogatepass"))
-            call = self.tool_call({"function": parsed}, f"{path}.value")
-            return None if call is None else Message(role="assistant", weight=weight, tool_calls=(call,))
-        return None if role is None else Message(role=role, content=said, weight=weight)
+            thought, calls = self._said_calls(value.get("value"), f"{path}.value")
+            return Message(role="assistant", name=name, weight=weight, tool_calls=calls, reasoning=reasoning or thought) if calls else None
+        said = self.text(value.get("value"), f"{path}.value")
+        return None if role is None else Message(role=role, content=said, name=name, weight=weight, reasoning=reasoning)
+
+    def _said_calls(self, value: Any, path: str) -> tuple[str | None, tuple[ToolCall, ...]]:
+        """Parses one call, or a list of parallel calls, and the reasoning in front of them."""
+        thought = None
+        if isinstance(value, str):
+            if (found := THOUGHT.match(value)) is not None:
+                thought, value = found.group(1).strip(), value[found.end() :]
+            value = parse_json(value.strip().encode("utf-8", "surrogatepass"))
+        listed = value if isinstance(value, list) else [value]
+        paths = [f"{path}[{index}]" for index in range(len(listed))] if isinstance(value, list) else [path]
+        functions = [item if isinstance(item, dict) and "function" in item else {"function": item} for item in listed]
+        if not functions:
+            self.add(path, "invalid_tool_call", "the turn calls no function", CALL_FIX)
+        return thought or None, tuple([c for item, place in zip(functions, paths, strict=True) if (c := self.tool_call(item, place))])
 
     def _role(self, value: Any, path: str, roles: Mapping[str, Role]) -> Role | None:
         role = roles.get(value) if isinstance(value, str) else None
@@ -175,11 +214,14 @@ class Reading:
         if value is None:
             return 1
         if isinstance(value, bool) or not isinstance(value, int | float) or value not in (0, 1):
-            self.add(path, "invalid_weight", f"weight is {ascii(value)[:60]}", "use 0 (no loss) or 1")
+            fix = "use 0 (no loss) or 1: a loss of part weight is not computed"
+            self.add(path, "invalid_weight", f"weight is {ascii(value)[:60]}", fix)
             return 1
         return int(value)
 
     def tool_calls(self, value: Any, path: str) -> tuple[ToolCall, ...]:
+        if isinstance(value, str):
+            value = parse_json(value.strip().encode("utf-8", "surrogatepass")) if value.strip() else None
         if value is None:
             return ()
         if not isinstance(value, list):
@@ -198,9 +240,8 @@ class Reading:
         return ToolCall(name=name, arguments=arguments, id=None if call_id is None else self.text(call_id, f"{path}.id"))
 
     def tools(self, row: JsonObject, path: str = "") -> tuple[JsonObject, ...]:
-        """Parses `tools`, a list or its JSON; or the `functions` of OpenAI's older form, each wrapped as a tool."""
-        if not isinstance(row.get("parallel_tool_calls"), bool | None):
-            self.add(f"{path}parallel_tool_calls", "wrong_type", "parallel_tool_calls is not true or false", "leave it out, or write true")
+        """Parses `tools`, a list or its JSON; or the `functions` of OpenAI's older form, each wrapped as a tool. Nulls are left out."""
+        self.flag(row.get("parallel_tool_calls"), f"{path}parallel_tool_calls")
         name = "tools" if row.get("tools") is not None else "functions"
         value = row.get(name)
         if isinstance(value, str):
@@ -211,7 +252,8 @@ class Reading:
             fix = 'write [{"type": "function", "function": {...}}]'
             self.add(f"{path}{name}", "wrong_type", f"{path}{name} must be a list of objects", fix)
             return ()
-        return tuple(value) if name == "tools" else tuple([{"type": "function", "function": f} for f in value])
+        found: list[JsonObject] = without_nulls(value)
+        return tuple(found) if name == "tools" else tuple([{"type": "function", "function": f} for f in found])
 
     def template_kwargs(self, row: JsonObject) -> dict[str, TemplateValue]:
         """Parses `chat_template_kwargs`, an object or its JSON, and `enable_thinking`; null stands for absent."""
@@ -227,7 +269,7 @@ class Reading:
             return {}
         found = {str(name): value for name, value in (given or {}).items() if value is not None}
         if row.get(THINKING) is not None:
-            thinking = TRUTH.get(row[THINKING]) if isinstance(row[THINKING], bool | str) else None
+            thinking = truth(row[THINKING])
             if thinking is None or found.get(THINKING, thinking) != thinking:
                 self.add(THINKING, "invalid_template_kwargs", f"{THINKING} is not true or false, or {KWARGS} differs", "write it once")
                 return {}
@@ -235,6 +277,9 @@ class Reading:
         for name, value in found.items():
             if not KWARG_NAME.fullmatch(name) or TEMPLATES_OWN.fullmatch(name):
                 self.add(KWARGS, "invalid_template_kwargs", f"{name[:40]!a} is not a variable that a row may set", fix)
+            elif isinstance(value, str) and value.strip().casefold() in ("true", "false"):  # a text counts as true, whatever it says
+                said = value.strip().casefold()
+                self.add(f"{KWARGS}.{name}", "invalid_template_kwargs", f"the value is the text {value!a}", f"write {said} without quotes")
             elif not _is_template_value(value):
                 wanted = "true, false, a number (an integer of 64 bits), or at most 200 letters, digits, spaces and _.,:-"
                 self.add(f"{KWARGS}.{name}", "invalid_template_kwargs", f"the value is {kind_of(value)} of another form", f"use {wanted}")
@@ -260,13 +305,20 @@ class Reading:
         if (size := len(json.dumps(given))) > MAX_SCHEMA_BYTES:
             message = f"it has {size} bytes, more than {MAX_SCHEMA_BYTES}"
             self.add(RESPONSE_FORMAT, "invalid_response_format", message, "shorten the schema, or leave it out")
-        return {} if kind == "text" else dict(cast(Mapping[str, Any], given))
+        return {} if kind == "text" else without_nulls(given)
 
     def turns(self, value: Any, path: str, role: Role) -> tuple[Message, ...]:
         """Returns a text as one message of `role`, or messages unchanged (a single one may come without its list)."""
         if isinstance(value, str):
             return (Message(role=role, content=value),)
         return self.messages([value] if isinstance(value, dict) else value, path)
+
+
+def truth(value: Any, words: Mapping[str, bool] = TRUTH) -> bool | None:
+    """Returns what stands for true or false: either, 1 or 0, or a text of `words` in any case; None for anything else."""
+    if isinstance(value, str):
+        return words.get(value.strip().casefold().replace(" ", "_").replace("-", "_"))
+    return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
 def kind_of(value: Any) -> str:

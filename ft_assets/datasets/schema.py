@@ -16,8 +16,8 @@ from ft_assets.typed_json import JsonObject
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
-REASONING_FIELDS = ("reasoning_content", "thinking")
-"""Names of an assistant's reasoning in rows and in chat templates: DeepSeek's and Qwen's, and that of gpt-oss."""
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names of an assistant's reasoning in rows and in chat templates: DeepSeek's and Qwen's, gpt-oss's, vLLM's and OpenRouter's."""
 TemplateValue = bool | int | float | str
 """Value of a chat template's own variable."""
 Kind = Literal["chat", "preference", "kto", "text"]

@@ -12,6 +12,8 @@ preference         {"prompt": text or messages, "chosen", "rejected"}; without p
 kto                {"prompt", "completion", "label": true or false}
 text               {"text": "..."}
 
+Each may have `split`, and `weight`: 0 leaves the row out.
+
 A text that holds a whole conversation is refused, with the column map that splits it: guessing would train on the marks.
 """
 
@@ -20,23 +22,28 @@ from __future__ import annotations
 import itertools
 import shlex
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ft_assets.datasets.fields import (
+    CALL_FIELDS,
+    FUNCTION_FIELDS,
+    JUDGED,
     KWARGS,
     MAX_MESSAGES,
     MESSAGE_FIELDS,
+    PART_FIELDS,
     RESPONSE_FORMAT,
     SHAREGPT_FIELDS,
     THINKING,
-    TRUTH,
     Reading,
     TooManyProblemsError,
+    truth,
 )
 from ft_assets.datasets.readers.column_map import Mapped
+from ft_assets.datasets.readers.free_form import holds_messages
 from ft_assets.datasets.readers.transcripts import begins_as_transcript, transcript_marks
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Format, Message
@@ -45,19 +52,16 @@ from ft_assets.typed_json import JsonObject
 BESIDE_MESSAGES = ("tools", "functions", "parallel_tool_calls", KWARGS, THINKING, RESPONSE_FORMAT)
 """Fields of a row beside its messages: those that its chat template reads, and the form that evaluations check answers for."""
 FROM_OPENAI = ("preferred_output", "non_preferred_output")
-PROMPTING = ("instruction", "system", "history")
-"""Fields that make up a prompt in other forms than ``prompt``."""
-USED: Mapping[Format, frozenset[str]] = {
-    "chat": frozenset(("messages", "conversations", "system", *BESIDE_MESSAGES)),
-    "prompt_completion": frozenset(("prompt", "completion", "input", "output", *PROMPTING, *BESIDE_MESSAGES)),
-    "preference": frozenset(
-        ("prompt", "chosen", "rejected", *FROM_OPENAI, "input", "conversations", "messages", *PROMPTING, *BESIDE_MESSAGES)
-    ),
-    "kto": frozenset(("prompt", "completion", "label", *BESIDE_MESSAGES)),
-    "text": frozenset(("text",)),
-}
-BESIDE_NO_PROMPT = frozenset(("instruction", "input", "output", "history"))
-"""Fields of Alpaca's rows: ignored if there is a prompt."""
+WEIGHT = "weight"
+"""Field of any row: 0 leaves it out."""
+ALPACA = ("instruction", "input", "history", "system")
+"""Fields of Alpaca's prompt: unused beside another prompt."""
+OF_INPUT = frozenset(("messages", "tools", "functions", "parallel_tool_calls"))
+"""Fields of `input` in OpenAI's preference rows."""
+MESSAGES = frozenset(("messages", "conversations", "prompt", "completion", "chosen", "rejected", *FROM_OPENAI, "input"))
+"""Fields that may hold messages."""
+READ_WITH_MESSAGES = frozenset(("conversations", "system", "chosen", "rejected", *BESIDE_MESSAGES, WEIGHT))
+"""Fields that change what a row with `messages` means."""
 TEXTS: Mapping[Format, tuple[str, ...]] = {
     "chat": (),
     "prompt_completion": ("prompt", "completion"),
@@ -94,8 +98,8 @@ def detect(value: JsonObject) -> tuple[Format, str] | None:
     if has("conversations"):
         return "chat", "rows have 'conversations' (ShareGPT): 'from' is the role, 'value' the content"
     if has("prompt", "completion"):
-        if _label(value) is not None:
-            return "kto", "rows have 'prompt' and 'completion', and 'label' says true or false of the completion"
+        if value.get("label") is not None:
+            return "kto", "rows have 'prompt' and 'completion', and 'label' says whether the completion is good"
         return "prompt_completion", "rows have 'prompt' and 'completion'"
     if has("instruction", "output"):
         with_input = ", followed by an empty line and 'input' where there is one"
@@ -135,7 +139,7 @@ def _mapping(value: JsonObject) -> str:
     3. If a name is not conclusive, the longest of the other texts, in the order of the file.
     """
     names = [k for k in value if not set(k) & set(",\n\r") and k == k.strip() and k]
-    if (messages := next((k for k in names if _holds_messages(value[k])), None)) is not None:
+    if (messages := next((k for k in names if isinstance(value[k], list) and holds_messages(value[k])), None)) is not None:
         return f"--map {shlex.quote(f'{messages}=messages')}"
     texts = [k for k in names if isinstance(value[k], str) and k.casefold() not in NO_TEXT]
     asking, answering = _first_named(texts, ASKING), _first_named(texts, ANSWERING)
@@ -145,11 +149,6 @@ def _mapping(value: JsonObject) -> str:
     else:
         pair = [name for name in (asking or next(iter(others), None), answering or next(iter(others), None)) if name is not None]
     return f"--map {shlex.quote(f'{pair[0]}=prompt,{pair[1]}=completion')}" if len(pair) == 2 else ""
-
-
-def _holds_messages(value: Any) -> bool:
-    first = value[0] if isinstance(value, list) and value else None
-    return isinstance(first, dict) and ({"role", "content"} <= first.keys() or {"from", "value"} <= first.keys())
 
 
 def _first_named(columns: Sequence[str], names: Sequence[str]) -> str | None:
@@ -232,7 +231,8 @@ def _history(reading: Reading, value: Any) -> list[Message]:
 
 def _kto(reading: Reading, value: JsonObject, row: int) -> Example:
     example = _completion(reading, value, row)
-    return msgspec.structs.replace(example, kind="kto", label=_label(value))
+    label = reading.flag(value["label"], "label", words=JUDGED, code="invalid_label")
+    return msgspec.structs.replace(example, kind="kto", label=label)
 
 
 def _preference(reading: Reading, value: JsonObject, row: int) -> Example:
@@ -307,9 +307,14 @@ def _system(reading: Reading, value: JsonObject) -> tuple[Message, ...]:
     return () if system is None or system == "" else (Message(role="system", content=reading.text(system, "system")),)
 
 
-def _label(value: JsonObject) -> bool | None:
-    label = value.get("label")
-    return TRUTH.get(label) if isinstance(label, bool | str) else None
+def is_left_out(value: JsonObject) -> bool | Problem:
+    """Returns whether the row's own weight leaves it out; a problem for a weight that is neither 0 nor 1."""
+    given = value.get(WEIGHT)
+    known = None if isinstance(given, bool) else truth(given, {"0": False, "0.0": False, "1": True, "1.0": True})
+    if given is None or known is not None:
+        return known is False
+    message = f"the row's weight is {ascii(given)[:60]}"
+    return Problem("invalid_weight", message, path=WEIGHT, fix="use 0 (leave the row out) or 1: rows are not weighted; or rename the field")
 
 
 def _unweighted(message: Message) -> Message:
@@ -338,7 +343,7 @@ def _transcript_problem(value: JsonObject, fmt: Format) -> Problem | None:
         options = f"--map {shlex.quote(f'{source}=messages:transcript')}"
         fix = f"split it with {options}, or train on the plain text with --map {source}=text"
     else:
-        kept = (n for n in (*TEXTS[fmt], "label", *BESIDE_MESSAGES, "input") if value.get(n) is not None and n in USED[fmt])
+        kept = (n for n in (*TEXTS[fmt], "label", *BESIDE_MESSAGES, "input") if value.get(n) is not None and n in _used(value, fmt))
         mapped = ",".join(f"{_source(value, n)}={n}{':transcript' if n in marks else ''}" for n in kept)
         options = f"--map {shlex.quote(mapped)}"
         fix = f"split it with {options}"
@@ -352,15 +357,60 @@ def _source(value: JsonObject, field: str) -> str:
 
 
 def unknown_fields(value: JsonObject, fmt: Format) -> list[str]:
-    """Returns the nonempty fields of the row and of its messages that are not used."""
-    used = USED[fmt]
-    if fmt in ("prompt_completion", "preference") and value.get("prompt") is not None:
-        used = used - (BESIDE_NO_PROMPT - {"input"} if value.get("preferred_output") is not None else BESIDE_NO_PROMPT)
-    found = [str(k) for k, v in value.items() if k not in used and v is not None]
-    for name in ("messages", "conversations") if fmt == "chat" else ():
-        messages = value.get(name)
-        for message in messages if isinstance(messages, list) else ():
-            if isinstance(message, dict):
-                known = SHAREGPT_FIELDS if message.get("role") is None and "from" in message else MESSAGE_FIELDS
-                found += [f"{name}[].{k}" for k, v in message.items() if k not in known and v is not None]
+    """Returns the fields of the row, its messages, their parts and calls that are not used, except empty ones."""
+    used = _used(value, fmt)
+    found = [str(k) for k, v in value.items() if k not in used and not is_empty(v)]
+    for name in sorted(used & MESSAGES):
+        found += _unknown_in(value.get(name), name) if name != "input" or isinstance(value.get(name), list) else ()
+    if isinstance(given := value.get("input"), dict) and "input" in used:
+        found += [f"input.{k}" for k, v in given.items() if k not in OF_INPUT and not is_empty(v)]
+        found += _unknown_in(given.get("messages"), "input.messages")
     return found
+
+
+def is_empty(value: Any) -> bool:
+    """Returns whether a field says nothing."""
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+def _used(value: JsonObject, fmt: Format) -> frozenset[str]:
+    """Returns the fields that the conversion of this row reads."""
+    if fmt == "text":
+        return frozenset(("text", WEIGHT))
+    beside = (*BESIDE_MESSAGES, WEIGHT)
+    if fmt == "preference" and not all(value.get(name) is not None for name in ("chosen", "rejected")):
+        own_tools = ("tools", "functions", "parallel_tool_calls") if isinstance(value.get("input"), dict) else ()
+        return frozenset((*FROM_OPENAI, "input", *beside)) - frozenset(own_tools)
+    answers = ("chosen", "rejected") if fmt == "preference" else ("completion", *(("label",) if fmt == "kto" else ()))
+    if value.get("prompt") is not None:
+        return frozenset(("prompt", "system", *answers, *beside))
+    conversation = next((name for name in ("messages", "conversations") if value.get(name) is not None), None)
+    if fmt == "chat":
+        return frozenset((str(conversation), "system", *beside))
+    if fmt == "preference" and conversation is not None:
+        name = "conversations" if value.get("conversations") is not None else conversation
+        return frozenset((name, "system", *answers, *beside))
+    if value.get("instruction") is not None:
+        return frozenset((*ALPACA, *(answers if fmt == "preference" else ("output",)), *beside))
+    return frozenset((*answers, *beside))
+
+
+def _unknown_in(value: Any, path: str) -> Iterator[str]:
+    """Yields the fields of messages that are not used."""
+    for message in value if isinstance(value, list) else [value]:
+        if not isinstance(message, dict):
+            continue
+        known = SHAREGPT_FIELDS if message.get("role") is None and "from" in message else MESSAGE_FIELDS
+        yield from _extra(message, known, f"{path}[]")
+        for part in content if isinstance(content := message.get("content"), list) else ():
+            yield from _extra(part, PART_FIELDS, f"{path}[].content[]")
+        for call in calls if isinstance(calls := message.get("tool_calls"), list) else ():
+            yield from _extra(call, CALL_FIELDS, f"{path}[].tool_calls[]")
+            if isinstance(call, dict):
+                yield from _extra(call.get("function"), FUNCTION_FIELDS, f"{path}[].tool_calls[].function")
+
+
+def _extra(value: Any, known: frozenset[str], path: str) -> Iterator[str]:
+    for name, item in value.items() if isinstance(value, dict) else ():
+        if name not in known and not is_empty(item):
+            yield f"{path}.{name}"

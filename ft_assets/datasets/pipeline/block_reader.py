@@ -20,14 +20,16 @@ from ft_assets.datasets.fields import MAX_MESSAGES
 from ft_assets.datasets.pipeline.block_result import MAX_FIELD_NAME, PARTS, BlockResult, ReadRow
 from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.readers.blocks import LineBlock
+from ft_assets.datasets.readers.containers import UTF8_BOM
+from ft_assets.datasets.readers.free_form import decode_texts
 from ft_assets.datasets.readers.json_rows import parse_json, too_long
 from ft_assets.datasets.readers.raw_row import Row
 from ft_assets.datasets.readers.row_stream import apply_map
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Message
 
-MEANINGFUL = shapes.USED["chat"] | {"chosen", "rejected", "split"}
-"""Fields that change the meaning of a row with messages: rows that have them take the slow path (``split`` is read by both)."""
+MEANINGFUL = shapes.READ_WITH_MESSAGES | {"messages", "split"}
+"""Fields that the decoder must not take for unknown ones: rows with any but the last two, which it reads, take the slow path."""
 MAX_EXTRA_FIELDS = 16
 """Unknown top-level fields that the decoder supports; rows with more take the slow path."""
 
@@ -58,7 +60,7 @@ def chat_reader(extra_fields: tuple[str, ...], ignored: Counter[str]) -> ReadLin
         if not _is_plain(row.messages) or (row.split and row.split not in PARTS):
             return None
         for attribute, name in attributes:
-            if getattr(row, attribute) is not None:
+            if not shapes.is_empty(getattr(row, attribute)):
                 ignored[name] += 1
         return Example(kind="chat", messages=row.messages, row=number), row.split
 
@@ -114,6 +116,8 @@ class BlockReader:
                 example, own_split = read
                 yield ReadRow(number, block.offset + start, example, PARTS.get(own_split, 0))
             elif stripped := line.strip():
+                if stripped.startswith(UTF8_BOM):
+                    self._result.note("bom", number)
                 yield from self._take(Row(number=number, byte_offset=block.offset + start, value=self._value(stripped)))
         for number, offset in block.oversized:
             yield from self._take(Row(number=number, byte_offset=offset, value=too_long()))
@@ -126,12 +130,14 @@ class BlockReader:
     def _value(self, line: bytes) -> Any:
         value = parse_json(line)
         if self._options.column_map and not self._options.columns_known and isinstance(value, dict):
-            return apply_map(value, self._options.column_map, every_key=True)
-        return value
+            value = apply_map(value, self._options.column_map, every_key=True)
+        return decode_texts(value) if isinstance(value, dict) else value
 
     def _take(self, row: Row) -> Iterator[ReadRow]:
         self._result.totals["rows"] += 1
         example, problems = self._read(row)
+        if example is None and not problems:
+            return
         if example is None or problems:
             self._result.refuse(row, problems, quotes=self._options.policies.options["pii"] in ("off", "warn"))
             return
@@ -139,6 +145,7 @@ class BlockReader:
         yield ReadRow(row.number, row.byte_offset, example, PARTS.get(own_split, 0) if isinstance(own_split, str) else 0)
 
     def _read(self, row: Row) -> tuple[Example | None, list[Problem]]:
+        """Returns the example of a row, or its problems; neither for a row that its own weight leaves out."""
         value = row.value
         if isinstance(value, Problem):
             return None, [value]
@@ -158,6 +165,12 @@ class BlockReader:
         self._count_ignored(shapes.unknown_fields(value, found[0]), value)
         if (advice := shapes.advice(value)) is not None:
             self._result.advice.setdefault(*advice)
+        left_out = shapes.is_left_out(value)
+        if left_out:
+            if isinstance(left_out, Problem):
+                return None, [left_out]
+            self._result.note("weight_0", row.number)
+            return None, []
         example, problems = shapes.to_example(value, found[0], row=row.number)
         if example is not None:
             problems = list(order_problems(example))

@@ -21,6 +21,8 @@ PARTS: Mapping[str, int] = {"train": 1, "training": 1, "validation": 2, "valid":
 """Values of a row's own ``split`` field: 1 for training, 2 held out."""
 MAX_FIELD_NAMES, MAX_FIELD_NAME = 1000, 80
 """Unread fields counted by name, and characters of a name: some files have a different key in each row."""
+MAX_NOTED_ROWS = 10
+"""Rows that a warning names."""
 OTHER_FIELDS = "(other fields)"
 
 
@@ -41,6 +43,18 @@ class ReadRow:
 
 
 @dataclass(kw_only=True, slots=True)
+class NotedRows:
+    """Rows with one finding that is only a warning."""
+
+    count: int = 0
+    first: list[int] = field(default_factory=list)
+
+    def words(self) -> str:
+        named = ", ".join(map(str, self.first)) + (", ..." if self.count > len(self.first) else "")
+        return f"{self.count} row{'s' if self.count > 1 else ''} ({named})"
+
+
+@dataclass(kw_only=True, slots=True)
 class BlockResult:
     format: Format | None = None
     format_reason: str = ""
@@ -57,6 +71,8 @@ class BlockResult:
     advice: dict[str, str] = field(default_factory=dict)
     """Warnings about the rows' format: code to message, the first of each."""
     totals: Counter[str] = field(default_factory=Counter)
+    noted: dict[str, NotedRows] = field(default_factory=dict)
+    """Rows by the code of a warning."""
     tallies: dict[str, Mergeable] = field(default_factory=dict)
     """What checks collect beyond totals, by the name of the check."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -74,6 +90,12 @@ class BlockResult:
             if len(self.errors) < MAX_STORED_ERRORS:
                 self.errors.append(problem.at(row=row.number, byte_offset=row.byte_offset))
 
+    def note(self, code: str, *rows: int, count: int = 1) -> None:
+        """Counts rows with a warning, and keeps the numbers of the first."""
+        noted = self.noted.setdefault(code, NotedRows())
+        noted.count += count
+        noted.first += rows[: MAX_NOTED_ROWS - len(noted.first)]
+
     def ignore(self, name: str, count: int = 1) -> None:
         """Counts an unread field, by its name while there are few."""
         self.ignored[name if name in self.ignored or len(self.ignored) < MAX_FIELD_NAMES else OTHER_FIELDS] += count
@@ -89,6 +111,8 @@ class BlockResult:
             self.ignore(name, count)
         self.counts.update(later.counts)
         self.totals.update(later.totals)
+        for code, noted in later.noted.items():
+            self.note(code, *noted.first, count=noted.count)
         self.advice = {**later.advice, **self.advice}
         for name, tally in later.tallies.items():
             if name in self.tallies:

@@ -66,6 +66,8 @@ class Findings:
         if hoped < policies.min_examples:
             removed = self.total.totals["examples"] - good
             message = f"{good} good examples" + (f" after {removed} duplicates and the like were left out" if removed else "")
+            if (noted := self.total.noted.get("weight_0")) is not None:
+                message += f", and {noted.words()} with weight 0"
             message += f", and a file needs at least {policies.min_examples}"
             yield Problem("too_few_examples", message, fix=f"add {policies.min_examples - good} or more examples")
         if policies.max_examples is not None and good > policies.max_examples:
@@ -116,6 +118,8 @@ class Findings:
         yield from self.total.advice.items()
         for name, count in self.total.ignored.most_common(MAX_IGNORED_FIELDS):
             yield "unknown_field", f"{name[:80]!r} is read by nothing ({count} rows)"
+        if (noted := self.total.noted.get("weight_0")) is not None:
+            yield "rows_of_weight_0", f"{noted.words()} with weight 0 were left out"
         if (bad := self.total.totals["bad_rows"]) and self.policies.bad_rows == "drop":
             yield "bad_rows_dropped", f"{bad} bad rows were left out"
         for check in self.checks:
@@ -124,6 +128,10 @@ class Findings:
     def _reading_warnings(self, sniffed: Sniffed) -> Iterator[tuple[str, str]]:
         if sniffed.bom:
             yield "bom_skipped", "a UTF-8 byte order mark at the start was skipped"
+        if (noted := self.total.noted.get("bom")) is not None:
+            lines = ", ".join(map(str, noted.first)) + (", ..." if noted.count > len(noted.first) else "")
+            plural = "s" if noted.count > 1 else ""
+            yield "bom_skipped", f"byte order mark{plural} at the start of line{plural} {lines} skipped; the file was probably joined"
         if not sniffed.extension_agrees:
             yield "wrong_extension", f"{self.filename} was read as {sniffed.format}, by its content"
         beyond_ascii = "letters beyond ASCII come out wrong"

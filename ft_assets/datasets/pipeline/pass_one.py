@@ -15,10 +15,10 @@ from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.pipeline.worker import Block, run_blocks
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES
 from ft_assets.datasets.readers.column_map import apply_map
+from ft_assets.datasets.readers.free_form import decode_texts
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.readers.raw_row import Row
 from ft_assets.datasets.readers.row_stream import Opened
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Format
 
 ROWS_PER_BLOCK = 4096
@@ -108,5 +108,6 @@ def _values(head: Block, options: BlockOptions) -> Iterator[Mapping[str, Any]]:
         value = parse_json(line.strip()) if line.strip() else None
         if isinstance(value, dict) and options.column_map:
             value = apply_map(value, options.column_map, every_key=True)
-        if isinstance(value, dict) and not isinstance(value, Problem):
+        value = decode_texts(value) if isinstance(value, dict) else value
+        if isinstance(value, dict):
             yield value

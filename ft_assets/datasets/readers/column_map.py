@@ -19,7 +19,8 @@ from ft_assets.typed_json import JsonObject
 
 FIELDS = (
     "messages", "prompt", "completion", "chosen", "rejected", "text", "tools", "label", "conversations", "system", "history", "split",
-    "instruction", "input", "output", "preferred_output", "non_preferred_output", "parallel_tool_calls", "functions",
+    "instruction", "input", "output", "preferred_output", "non_preferred_output", "parallel_tool_calls", "functions", "weight",
+    "enable_thinking", "chat_template_kwargs", "response_format",
 )  # fmt: skip
 """Possible targets of a column: every field that :mod:`ft_assets.datasets.shapes` reads."""
 TRANSCRIPT = ":transcript"

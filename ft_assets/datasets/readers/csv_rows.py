@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import re
@@ -13,16 +12,11 @@ from typing import Any
 from ft_assets.datasets.readers.blocks import line_blocks
 from ft_assets.datasets.readers.containers import refuse
 from ft_assets.datasets.readers.encodings import not_utf8
-from ft_assets.datasets.readers.json_rows import parse_json, too_long
+from ft_assets.datasets.readers.json_rows import too_long
 from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES, Row, text_problems
-from ft_assets.datasets.readers.transcripts import begins_as_llama
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.errors import InvalidDataset
 
-STRUCTURED = frozenset((
-    "messages", "conversations", "history", "tools", "functions", "chosen", "rejected", "input", "preferred_output", "non_preferred_output",
-))  # fmt: skip
-"""Fields whose CSV cell may hold JSON."""
 QUOTE_FIX = "quote fields that hold quotes, separators or line breaks, and double the quotes inside"
 ESCAPED = re.compile(r"[\udc80-\udcff]")
 """Bytes that are not UTF-8, as ``surrogateescape`` decodes them."""
@@ -210,6 +204,10 @@ def _value(header: list[str], fields: list[str], num_lines: int) -> Any | Proble
         over = f" on {num_lines} lines" if num_lines > 1 else ""
         message = f"{len(fields)} fields{over}, but the header has {len(header)}"
         return Problem("column_count", message, fix="quote fields that hold the separator")
+    if fields[0].startswith("\ufeff") or fields == header:
+        message = "a byte order mark" if fields != header else "the header again"
+        fix = "join files without their headers and byte order marks, or remove this line"
+        return Problem("invalid_csv", f"{message} inside the file, as from joining several", fix=fix)
     value = dict(zip(header, fields, strict=True))
     return _undecoded(value) or next(text_problems(value), None) or {k: v for k, v in value.items() if v != ""}
 
@@ -221,16 +219,3 @@ def _undecoded(value: dict[str, str]) -> Problem | None:
             if not text.isascii() and ESCAPED.search(text):
                 return not_utf8(text.encode("utf-8", "surrogateescape"), path=path)
     return None
-
-
-def decode_cells(value: dict[str, object]) -> dict[str, object] | Problem:
-    """Returns `value` with the JSON inside structured cells parsed; a cell without valid JSON stays text."""
-    out = copy.copy(value)  # a mapped row stays one
-    for name in STRUCTURED & set(value):
-        cell = value[name]
-        if isinstance(cell, str) and cell.lstrip()[:1] in ("[", "{") and not begins_as_llama(cell):
-            parsed = parse_json(cell.strip().encode("utf-8", "surrogatepass"))
-            if isinstance(parsed, Problem):
-                return Problem(parsed.code, parsed.message, path=name, fix=parsed.fix)
-            out[name] = parsed
-    return out

@@ -33,11 +33,11 @@ class _RefusedError(Exception):
 
 
 def parse_json(raw: bytes) -> Any | Problem:
-    """Returns the value of one row, or its problem."""
+    """Returns the value of one row, or its problem; a byte order mark, left by joining files, is skipped."""
     if b"\0" in raw:
         return Problem("nul_character", f"NUL byte at byte {raw.index(0)} of the row", fix="remove NUL bytes")
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError:
         return not_utf8(raw, place=" at byte {at} of the row")
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -170,10 +170,10 @@ def _records(path: Path, plan: Plan, meter: Meter | None) -> Iterator[Row]:
 
 
 def _values(batch: pa.RecordBatch) -> Iterator[tuple[Any, int]]:
-    """Returns the rows of `batch` as objects or problems, and about how many bytes each takes; nulls are absent."""
+    """Returns the rows of `batch` as objects or problems, and about how many bytes each takes; nulls in objects are absent."""
     try:
         num_bytes = decoded_bytes(batch)
-        columns = [column.to_pylist() for column in batch.columns] if num_bytes <= MAX_ROW_BYTES else None
+        columns = [_cells(column) for column in batch.columns] if num_bytes <= MAX_ROW_BYTES else None
     except (UnicodeDecodeError, pa.ArrowException, ValueError, OverflowError):
         columns = None  # one of the values is invalid: found row by row
     if columns is None:
@@ -189,7 +189,7 @@ def _value(row: pa.RecordBatch) -> tuple[Any | Problem, int]:
         num_bytes = decoded_bytes(row)
         if num_bytes > MAX_ROW_BYTES:
             return too_long(), 0
-        value = {n: v for n, v in zip(row.schema.names, (c[0].as_py() for c in row.columns), strict=True) if v is not None}
+        value = {n: v for n, v in zip(row.schema.names, (_cells(c)[0] for c in row.columns), strict=True) if v is not None}
     except UnicodeDecodeError as error:
         message = f"a text holds bytes that are not UTF-8: {error.reason}"
         return Problem("invalid_utf8", message, fix="write UTF-8 text"), 0
@@ -197,6 +197,28 @@ def _value(row: pa.RecordBatch) -> tuple[Any | Problem, int]:
         message = f"a value cannot be read: {str(error)[:120]}"
         return Problem("wrong_type", message, fix="use text, numbers and lists"), 0
     return next(text_problems(value), None) or value, num_bytes
+
+
+def _cells(column: pa.Array) -> list[Any]:
+    """Returns the values of a column; objects have only the keys that are not null, which the writer may have filled in."""
+    change, values = _without_nulls(column.type), column.to_pylist()
+    return values if change is None else [None if value is None else change(value) for value in values]
+
+
+def _without_nulls(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Returns what turns a value of `kind`, which is not null, into JSON; None if it is JSON already."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _without_nulls(kind.storage_type)
+    if pa.types.is_struct(kind):
+        inner = {field.name: _without_nulls(field.type) for field in kind}
+        return lambda value: {n: item if (change := inner[n]) is None else change(item) for n, item in value.items() if item is not None}
+    if pa.types.is_map(kind):  # its nulls were written
+        within = _without_nulls(kind.item_type)
+        return lambda value: {k: item if within is None or item is None else within(item) for k, item in value}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        of_items = _without_nulls(kind.value_type)
+        return None if of_items is None else lambda value: [None if item is None else of_items(item) for item in value]
+    return None
 
 
 def decoded_bytes(batch: pa.RecordBatch) -> int:

@@ -11,12 +11,15 @@ from pathlib import Path
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES, LineBlock, line_blocks
 from ft_assets.datasets.readers.column_map import FIELDS, apply_map, check_columns, parse_column_map
 from ft_assets.datasets.readers.containers import MAX_BYTES, Meter, RowLimit, Sniffed, chunks, refuse, sniff
-from ft_assets.datasets.readers.csv_rows import csv_rows, decode_cells
+from ft_assets.datasets.readers.csv_rows import csv_rows
 from ft_assets.datasets.readers.encodings import UTF8
-from ft_assets.datasets.readers.json_object import JsonObject, RowArray, read_object
+from ft_assets.datasets.readers.free_form import decode_texts
+from ft_assets.datasets.readers.json_object import JsonObject as WholeObject
+from ft_assets.datasets.readers.json_object import RowArray, read_object
 from ft_assets.datasets.readers.json_rows import array_rows, jsonl_rows
 from ft_assets.datasets.readers.parquet_rows import parquet_rows
 from ft_assets.datasets.readers.raw_row import Row
+from ft_assets.typed_json import JsonObject
 
 MAX_KEYS = 20
 """Keys of an object that a refusal lists."""
@@ -30,9 +33,9 @@ class Opened:
     columns: tuple[str, ...] | None
     """Columns of CSV and Parquet; None if each row has its own keys."""
     rows: Iterator[Row]
-    """With the column map applied."""
+    """With the column map applied, and JSON in texts parsed."""
     blocks: Iterator[LineBlock] | None
-    """For JSONL only, without any column map: see :func:`apply_map`."""
+    """For JSONL only, as they are: see :func:`apply_map` and :func:`decode_texts`."""
     total_bytes: int
     """Size of the stored file, compressed or not."""
     consumed: Callable[[], int]
@@ -82,8 +85,7 @@ def open_rows(
     if column_map:
         check_columns(column_map, columns, filename)
         rows = _changed(rows, partial(apply_map, column_map=column_map, every_key=columns is None))
-    if sniffed.format == "csv":
-        rows = _changed(rows, decode_cells)
+    rows = _changed(rows, decode_texts)
     return Opened(
         sniffed=sniffed,
         columns=None if columns is None else tuple(columns),
@@ -94,7 +96,7 @@ def open_rows(
     )
 
 
-def _rows_within(whole: JsonObject | None, rows_at: str | None, sniffed: Sniffed, filename: str) -> RowArray | None:
+def _rows_within(whole: WholeObject | None, rows_at: str | None, sniffed: Sniffed, filename: str) -> RowArray | None:
     """Returns the array with the rows of the file's only object; None for a file of consecutive rows, which needs no key."""
     arrays = whole.arrays if whole is not None else []
     if rows_at is not None:
@@ -134,7 +136,7 @@ def _limited_blocks(blocks: Iterable[LineBlock], limit: RowLimit) -> Iterator[Li
         yield block
 
 
-def _changed(rows: Iterable[Row], change: Callable[[dict[str, object]], object]) -> Iterator[Row]:
+def _changed(rows: Iterable[Row], change: Callable[[JsonObject], object]) -> Iterator[Row]:
     """Yields `rows` with the values that `change` makes of theirs, problems apart."""
     for row in rows:
         yield replace(row, value=change(row.value)) if isinstance(row.value, dict) else row

@@ -210,6 +210,7 @@ def test_a_mark_and_a_wrong_name_are_warned_of_and_no_more(tmp_path: Path) -> No
 
 
 ELSEWHERE = {
+    "invalid_label": "test_shapes.py",
     "invalid_response_format": "test_shapes.py",
     "invalid_template_kwargs": "test_reasoning_templates.py",
     "too_few_examples": "test_ingest.py",

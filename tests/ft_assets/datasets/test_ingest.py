@@ -155,7 +155,7 @@ PAIR = {"chosen": "a", "rejected": "b"}
     [
         pytest.param({"prompt": "q", "input": "more", **PAIR}, {"'input'"}, id="a prompt of a preference stands alone"),
         pytest.param({"instruction": "q", "input": "more", **PAIR}, set(), id="an instruction goes with its input"),
-        pytest.param({"prompt": "q", "completion": "a", "input": "more", "history": []}, {"'input'", "'history'"}, id="so does a prompt's"),
+        pytest.param({"prompt": "q", "completion": "a", "input": "more", "history": [["x"]]}, {"'input'", "'history'"}, id="so does this"),
         pytest.param(
             {"input": {"messages": [{"role": "user", "content": "q"}]}, "prompt": None,
              "preferred_output": [{"role": "assistant", "content": "a"}], "non_preferred_output": [{"role": "assistant", "content": "b"}]},

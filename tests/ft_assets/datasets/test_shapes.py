@@ -186,11 +186,11 @@ SHAPES: dict[str, tuple[dict[str, Any], str, str, Example]] = {
         Example(kind="kto", messages=(user("a"), assistant("b")), label=False),
     ),
     "KTO of a CSV": ({**QA, "label": "True"}, "kto", "label", Example(kind="kto", messages=(user("a"), assistant("b")), label=True)),
-    "a label that is no verdict": (
-        {**QA, "label": "billing"},
-        "prompt_completion",
-        "completion",
-        Example(kind="chat", messages=(user("a"), assistant("b"))),
+    "a good answer labeled with a word": (
+        {**QA, "label": "Thumbs up"},
+        "kto",
+        "label",
+        Example(kind="kto", messages=(user("a"), assistant("b")), label=True),
     ),
     "preference": (
         {"prompt": "q", "chosen": "a", "rejected": "b"},
@@ -258,7 +258,8 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "tools that are no JSON": ({**chat("a", "b"), "tools": "x"}, ("tools", "wrong_type")),
     "tools of a preference": (
         {"input": {"messages": PROMPT, "tools": 1}, "preferred_output": [], "non_preferred_output": []}, ("input.tools", "wrong_type")),
-    "parallel_tool_calls that is text": ({**chat("a", "b"), "parallel_tool_calls": "no"}, ("parallel_tool_calls", "wrong_type")),
+    "a label that judges nothing": ({**QA, "label": "billing"}, ("label", "invalid_label")),
+    "parallel_tool_calls that is text": ({**chat("a", "b"), "parallel_tool_calls": "maybe"}, ("parallel_tool_calls", "wrong_type")),
     "a huge weight": (
         {"messages": [{"role": "user", "content": "x", "weight": 10**400}]},
         ("messages[0].weight", "invalid_weight"),

@@ -62,14 +62,15 @@ def check(path: Path, model: Path | None = None, **policies: Any) -> Any:
     ).report
 
 
-def test_a_field_that_is_only_called_reasoning_is_read_by_nothing(jsonl: Callable[..., Path]) -> None:
-    report = check(jsonl(*({"messages": [ASKED, {"role": "assistant", "content": f"{i}", "reasoning": "hm"}]} for i in range(3))))
+def test_other_fields_about_reasoning_are_named(jsonl: Callable[..., Path]) -> None:
+    details = [{"type": "reasoning.text", "text": "hm"}]
+    report = check(jsonl(*({"messages": [ASKED, {"role": "assistant", "content": f"{i}", "reasoning_details": details}]} for i in "abc")))
     warned = {w["code"]: w["message"] for w in report.warnings}
-    assert warned["unknown_field"] == "'messages[].reasoning' is read by nothing (3 rows)"
+    assert warned["unknown_field"] == "'messages[].reasoning_details' is read by nothing (3 rows)"
     assert "reasoning_not_checked" not in warned
 
 
-@pytest.mark.parametrize("field", ["reasoning_content", "thinking"])
+@pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning"])
 def test_reasoning_fields_are_rendered_by_the_template(field: str, qwen3: Path, jsonl: Callable[..., Path], tmp_path: Path) -> None:
     file = jsonl({"messages": [ASKED, {"role": "assistant", "content": "It is 2.", field: "One and one make two."}]})
     result = validate_file(file, filename="r.jsonl", policies=Policies(min_examples=1), output=tmp_path / "rows.parquet")
