@@ -74,13 +74,17 @@ def _not_trained(model: BaseModel) -> str:
 
 
 def _pack_doubts(manifest: PackManifest) -> list[tuple[str, str]]:
-    """Return a warning about turns that the base model's chat template left without loss."""
+    """Return warnings about turns without loss and about rows that are left out."""
     found = []
     if manifest.untrained_turns:
         message = (
             f"{manifest.untrained_turns} earlier assistant turns carry no loss: the base model's chat template writes them differently"
         )
         found.append(("turns_without_loss", f"{message} once more messages follow (`ft preview` shows which)"))
+    if count := manifest.dropped.get("answer_cut_off"):
+        rows = ", ".join(map(str, manifest.dropped_rows["answer_cut_off"]))
+        message = f"max_seq_len {manifest.max_seq_len} cuts off the whole answer of {count} rows (rows {rows}), which are not trained on"
+        found.append(("answer_cut_off", f"{message}; raise it, or shorten the prompts"))
     if manifest.dropped:
         reasons = ", ".join(f"{code} {count}" for code, count in manifest.dropped.items())
         found.append(("rows_left_out", f"{sum(manifest.dropped.values())} rows are not trained on: {reasons}"))

@@ -80,12 +80,13 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     tier = tier_named(request.tier or get_tenant(platform, tenant).tier).name
     placed = job_plan.placed(platform, request, model, tier=tier)
     method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
+    inputs = method.every_token or placed.plan.requested.get("train_on_inputs") is True
     named = zip(request.trained_on, mixture.params(request.training_files), strict=True)
     files = [_training_file(platform, tenant, request, file_id, param=param) for file_id, param in named]
     check_distinct(request.trained_on, [file.dataset_id for file in files])
     nums = [file.num_training(file.row_count, request) for file in files]
     each = [
-        _tokens(platform, tenant, file, model, method, max_seq_len, share=num / file.row_count)
+        _tokens(platform, tenant, file, model, method, max_seq_len, share=num / file.row_count, inputs=inputs)
         for file, num in zip(files, nums, strict=True)
     ]
     file, (tokens, num_examples, mixed) = files[0], _mixed(request, files, each, nums)
@@ -184,9 +185,9 @@ def _training_file(platform: Platform, tenant: str, request: JobRequest, file_id
 
 
 def _tokens(
-    platform: Platform, tenant: str, file: TrainingFile, model: BaseModel, method: Method, max_seq_len: int, *, share: float
+    platform: Platform, tenant: str, file: TrainingFile, model: BaseModel, method: Method, max_seq_len: int, *, share: float, inputs: bool
 ) -> Tokens:
-    """Use the report's count if it is for this model and nothing is truncated; else sample rows."""
+    """Use the report's count if it is for this model and nothing is truncated; else sample rows. `inputs`: prompts are trained too."""
     counted = file.counted_tokens(model, method, max_seq_len, share=share)
     if counted is not None:
         return Tokens(per_epoch=counted, error=0, counted=True, how=f"counted at validation with {model.id}")
@@ -198,16 +199,28 @@ def _tokens(
             param="model",
         )
     rows = rows_file(platform, tenant, file.dataset_id)
-    lengths, num_rows = _sample(rows, ChatTokenizer.load(model.directory), method, max_seq_len, Policies.from_request(file.policies))
+    tokenizer, policies = ChatTokenizer.load(model.directory), Policies.from_request(file.policies)
+    lengths, num_rows, cut_off = _sample(rows, tokenizer, method, max_seq_len, policies, inputs=inputs)
+    if cut_off and not lengths.any():
+        message = (
+            f"max_seq_len {max_seq_len} cuts off the whole answer of {cut_off} of {len(lengths)} rows of {file.id}, and trains no other"
+        )
+        raise InvalidDataset(f"{message}; raise max_seq_len, or shorten the prompts", code="answer_cut_off")
     whole = len(lengths) == num_rows
     spread = 0.0 if whole else float(lengths.std(ddof=1)) / math.sqrt(len(lengths))
     total = float(lengths.mean()) * num_rows * share
     how = f"all {num_rows} rows tokenized with {model.id}" if whole else f"{len(lengths)} of {num_rows} rows tokenized with {model.id}"
+    how += f", of which max_seq_len {max_seq_len} cuts off {cut_off} whole answers (answer_cut_off)" if cut_off else ""
     return Tokens(per_epoch=round(total), error=round(Z95 * spread * num_rows * share), counted=whole, how=how)
 
 
-def _sample(path: Path, tokenizer: ChatTokenizer, method: Method, max_seq_len: int, policies: Policies) -> tuple[NDArray[np.int64], int]:
-    """Tokenize rows from evenly spread parts of the dataset as they would be packed; returns the row count too."""
+def _sample(
+    path: Path, tokenizer: ChatTokenizer, method: Method, max_seq_len: int, policies: Policies, *, inputs: bool
+) -> tuple[NDArray[np.int64], int, int]:
+    """Tokenize rows from evenly spread parts of the dataset as they would be packed.
+
+    Also returns how many rows the dataset has, and of how many tokenized ones the whole answer is cut off.
+    """
     with pq.ParquetFile(path) as file:
         groups = np.unique(np.linspace(0, file.num_row_groups - 1, min(SAMPLE_GROUPS, file.num_row_groups)).round().astype(int))
         per_group = math.ceil(SAMPLE_ROWS / len(groups))
@@ -217,18 +230,19 @@ def _sample(path: Path, tokenizer: ChatTokenizer, method: Method, max_seq_len: i
             places = np.unique(np.linspace(0, len(table) - 1, min(per_group, len(table))).round().astype(int))
             chosen += [parse_canonical(r["example"], row=r["row"]) for r in table.take(pa.array(places)).to_pylist()]
         num_rows = file.metadata.num_rows
-    return _packed_lengths(chosen, tokenizer, method, max_seq_len, policies), num_rows
+    lengths, cut_off = _packed_lengths(chosen, tokenizer, method, max_seq_len, policies, inputs=inputs)
+    return lengths, num_rows, cut_off
 
 
 def _packed_lengths(
-    examples: list[Example], tokenizer: ChatTokenizer, method: Method, max_seq_len: int, policies: Policies
-) -> NDArray[np.int64]:
-    """Return the tokens of each example in a pack; for a pair, of both sides.
+    examples: list[Example], tokenizer: ChatTokenizer, method: Method, max_seq_len: int, policies: Policies, *, inputs: bool
+) -> tuple[NDArray[np.int64], int]:
+    """Return the tokens of each example in a pack, for a pair of both sides; and of how many examples the whole answer is cut off.
 
     Counts after truncation, 0 for a dropped example; refuses what packing would refuse.
     """
     escape = policies.control_tokens == "escape"
-    lengths = np.zeros(len(examples), np.int64)
+    lengths, cut_off = np.zeros(len(examples), np.int64), 0
     fitting: list[int] = []
     for place, example in enumerate(examples):
         problem = None if escape else tokenizer.control_token_problem(example)
@@ -241,7 +255,7 @@ def _packed_lengths(
     places = {example.row: place for place, example in zip(fitting, taken, strict=True)}
 
     def encode(batch: Sequence[Example]) -> list[tuple[TokenizedExample, ...]]:
-        return _sides(batch, tokenizer, method, limit, escape)
+        return _sides(batch, tokenizer, method, limit, escape, inputs=inputs)
 
     encoded = zip(taken, encode(taken), strict=True) if policies.bad_rows == "fail" else encode_or_drop(encode, taken, Tally())
     for example, sides in encoded:
@@ -252,19 +266,22 @@ def _packed_lengths(
                 f"row {examples[place].row} is over {max_seq_len} tokens; shorten it, or upload the file with the policy over_long 'drop'",
                 code="example_too_long",
             )
+        cut_off += any(side.is_cut_off for side in sides)
         if all(side.num_trained_tokens for side in sides) and not (cut and policies.over_long == "drop"):
             lengths[place] = sum(len(side.input_ids) for side in sides)
-    return lengths
+    return lengths, cut_off
 
 
 def _sides(
-    examples: Sequence[Example], tokenizer: ChatTokenizer, method: Method, max_seq_len: int, escape: bool
+    examples: Sequence[Example], tokenizer: ChatTokenizer, method: Method, max_seq_len: int, escape: bool, *, inputs: bool
 ) -> list[tuple[TokenizedExample, ...]]:
     """Build each example as its method's pack holds it."""
     if method.pack == "pairs":
         return [*tokenizer.encode_preference_batch(examples, max_seq_len=max_seq_len, escape_control_tokens=escape)]
-    encode = tokenizer.encode_judged_batch if method.pack == "judged" else tokenizer.encode_batch
-    return [(tokens,) for tokens in encode(examples, max_seq_len=max_seq_len, escape_control_tokens=escape)]
+    if method.pack == "judged":
+        return [(t,) for t in tokenizer.encode_judged_batch(examples, max_seq_len=max_seq_len, escape_control_tokens=escape)]
+    encoded = tokenizer.encode_batch(examples, max_seq_len=max_seq_len, train_on_inputs=inputs, escape_control_tokens=escape)
+    return [(tokens,) for tokens in encoded]
 
 
 def _assumptions(

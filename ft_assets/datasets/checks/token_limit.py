@@ -68,6 +68,8 @@ class TokenLimit(Check):
                 at_least = row.example.num_characters() > PREFIX_CHARS * max_seq_len
                 if not self._over_long(row, num_tokens, max_seq_len, result, at_least=at_least):
                     continue
+                if _is_cut_off(tokenizer, row.example, max_seq_len, escape):
+                    result.note("answer_cut_off", row.number)
             _count_untrained(row, result)
             out.append(row)
         return out
@@ -87,7 +89,8 @@ class TokenLimit(Check):
 
     def stats(self, total: BlockResult, decision: Decision) -> Mapping[str, Any]:  # noqa: ARG002 - no row is flagged
         untrained = total.totals["untrained_turns"] if self.setup.options.max_seq_len is not None else None
-        return {"over_long": total.totals["over_long"], "untrained_turns": untrained}
+        cut_off = total.noted["answer_cut_off"].count if "answer_cut_off" in total.noted else 0
+        return {"over_long": total.totals["over_long"], "answer_cut_off": cut_off, "untrained_turns": untrained}
 
     def warnings(self, total: BlockResult, decision: Decision) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - no row is flagged
         totals = total.totals
@@ -95,6 +98,10 @@ class TokenLimit(Check):
             done = "will be cut" if self.action == "truncate" else "were left out"
             limit = self.setup.options.max_seq_len
             yield "truncated_examples", f"{totals['over_long']} examples are over {limit} tokens and {done}"
+        if (noted := total.noted.get("answer_cut_off")) is not None:
+            limit = self.setup.options.max_seq_len
+            message = f"max_seq_len {limit} cuts off the whole answer of {noted.words()}, which are left out unless prompts are trained too"
+            yield "answer_cut_off", f"{message}; raise max_seq_len, or shorten the prompts"
         if count := totals["consecutive_turns"]:
             message = f"{count} rows hold two user or two assistant messages in a row, which some chat templates refuse"
             yield "consecutive_turns", f"{message}; join them, or name the base model (--model) to check the rows with its template"
@@ -117,6 +124,16 @@ def _count_untrained(row: ReadRow, result: BlockResult) -> None:
         result.totals["untrained_turns"] += row.untrained_turns
         trained = sum(m.weight for m in row.example.messages if m.role == "assistant")
         result.totals["rows_without_loss"] += row.example.kind == "chat" and row.untrained_turns == trained
+
+
+def _is_cut_off(tokenizer: ChatTokenizer, example: Example, max_seq_len: int, escape: bool) -> bool:
+    """Returns whether truncation leaves nothing to train, in one of the answers of a preference."""
+    kwargs: Mapping[str, Any] = {"max_seq_len": max_seq_len, "escape_control_tokens": escape}
+    if example.kind == "preference":
+        return any(side.is_cut_off for side in tokenizer.encode_preference(example, **kwargs))
+    return (
+        tokenizer.encode_judged_batch([example], **kwargs)[0] if example.kind == "kto" else tokenizer.encode(example, **kwargs)
+    ).is_cut_off
 
 
 def _why_uncounted(tokenizer: ChatTokenizer, example: Example, escape: bool) -> Problem | None:

@@ -101,9 +101,7 @@ def write_answers(
     rows: list[Mapping[str, object]] = []
     for batch in clean_batches(examples, tokenizer, tally, escape_control_tokens=escape_control_tokens):
         for example, sides in encode_or_drop(encode, batch, tally):
-            cut = any(side.truncated for side in sides)
-            trained = all(side.num_trained_tokens for side in sides)
-            if tally.keep(example.row, cut=cut, trained=trained, drop_over_long=drop_over_long):
+            if tally.keep(example.row, sides, drop_over_long=drop_over_long):
                 tally.untrained_turns += sum(side.turns.count("rewritten_in_history") for side in sides)
                 tally.open(example, tokenizer.reasoning)
                 rows.append(_row(example, sides, answers.prefixes))

@@ -71,9 +71,7 @@ def build_pack(
         _enforce(tokenized.tally(part), settings, part)
     parts = _write_parts(kind, tokenized, settings, out_dir, fingerprint, workers, report)
     if "train" not in parts:
-        raise InvalidDataset(
-            f"no example is left to train on: {_spell(tally)}; lower validation_fraction or correct the rows", code="too_few_examples"
-        )
+        raise _nothing_left(tokenized.tally("train"), settings)
     _check_labels(parts["train"], tally)
     train, held_out = parts["train"], parts.get("validation")
     manifest = PackManifest(
@@ -187,6 +185,16 @@ def _enforce(tally: Tally, settings: PackSettings, part: Part) -> None:
             where = "" if part == "train" else " of the validation part"
             reason = f": {tally.reasons[code]}" if code in tally.reasons else ""
             raise InvalidDataset(f"{count} examples{where} {what} (rows {rows}){reason}; {fix}", code=code)
+
+
+def _nothing_left(tally: Tally, settings: PackSettings) -> InvalidDataset:
+    """Returns the refusal of a pack without training rows, with its most frequent cause."""
+    if (cut := tally.dropped.get("answer_cut_off", 0)) and cut == max(tally.dropped.values()):
+        rows = ", ".join(map(str, tally.dropped_rows["answer_cut_off"]))
+        message = f"max_seq_len {settings.max_seq_len} cuts off the whole answer of {cut} rows (rows {rows}), and no other row is left"
+        return InvalidDataset(f"{message} to train on; raise max_seq_len, or shorten the prompts", code="answer_cut_off")
+    message = f"no example is left to train on: {_spell(tally)}; lower validation_fraction or correct the rows"
+    return InvalidDataset(message, code="too_few_examples")
 
 
 def _spell(tally: Tally) -> str:

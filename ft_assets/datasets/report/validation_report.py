@@ -11,7 +11,7 @@
  "errors": [...],                 (``problems.RowError``) in file order, at most 1,000
  "error_counts": {code: int},     complete, also beyond the stored errors
  "warnings": [{"code","message"}],
- "stats": {"bad_rows", "dedup_removed", "over_long", "trained_turns", "untrained_turns", "duplicates": {"exact","near"},
+ "stats": {"bad_rows", "dedup_removed", "over_long", "answer_cut_off", "trained_turns", "untrained_turns", "duplicates": {"exact","near"},
            "contamination": {"flagged": int|null,"suites": {name: rows},"checked": [name]}, "personal_data": {"rows","kinds": {kind: rows}},
            "reasoning": {"rows","left_out_turns","template": ``TemplateReasoning``|null,"openings": [{"template_kwargs",...}]},
            "toxicity": {"flagged"}, "characters": lengths, "tokens": lengths|null, "histogram": {"unit","counts","edges"},

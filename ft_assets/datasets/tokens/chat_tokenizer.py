@@ -61,6 +61,11 @@ class TokenizedExample:
     def num_trained_tokens(self) -> int:
         return int(np.count_nonzero(self.labels != IGNORE))
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Truncation left nothing that carries loss."""
+        return self.truncated and "loss" in self.turns and not self.num_trained_tokens
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:

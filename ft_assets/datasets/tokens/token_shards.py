@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
 from ft_assets.datasets.tokens.encoders import UNCUT
 from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs
 from ft_assets.datasets.tokens.reasoning_probe import Openings, Reasoning
@@ -62,12 +62,13 @@ class Tally:
         if len(rows) < MAX_NAMED_ROWS:
             rows.append(row)
 
-    def keep(self, row: int, *, cut: bool, trained: bool, drop_over_long: bool) -> bool:
-        """Returns whether a row is kept; counts one that is not."""
+    def keep(self, row: int, sides: Sequence[TokenizedExample], *, drop_over_long: bool) -> bool:
+        """Returns whether a row is kept; counts one that is not. `sides`: the row, or each of its answers."""
+        cut = any(side.truncated for side in sides)
         if cut and drop_over_long:
             self.drop("example_too_long", row)
-        elif not trained:
-            self.drop("nothing_to_train", row)
+        elif not all(side.num_trained_tokens for side in sides):
+            self.drop("answer_cut_off" if any(side.is_cut_off for side in sides) else "nothing_to_train", row)
         else:
             self.num_examples += 1
             self.truncated += cut
@@ -134,8 +135,7 @@ def write_shard(
     )
     for batch in clean_batches(examples, tokenizer, tally, escape_control_tokens=escape_control_tokens):
         for example, tokens in encode_or_drop(encode, batch, tally):
-            trained = bool(tokens.num_trained_tokens)
-            if tally.keep(example.row, cut=tokens.truncated, trained=trained, drop_over_long=drop_over_long):
+            if tally.keep(example.row, [tokens], drop_over_long=drop_over_long):
                 tally.untrained_turns += tokens.turns.count("rewritten_in_history")
                 tally.open(example, tokenizer.reasoning)
                 cuts = piece_starts(tokens.num_tokens, max_seq_len) if split else [0]

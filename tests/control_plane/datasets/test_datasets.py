@@ -334,3 +334,17 @@ def test_an_import_without_a_hub_is_refused_and_leaves_nothing(ft: FtClient) -> 
         ft.datasets.import_from_hub(hub_id="hf://acme/tickets@" + "a" * 40, policies={"pii": "perhaps"})
     assert wrong.value.code == "invalid_policy"
     assert ft.files.list().all() == []
+
+
+def test_an_estimate_counts_answers_that_are_cut_off_and_is_refused_without_any_other(ft: FtClient, tmp_path: Path) -> None:
+    def estimate(name: str, every: int, **hyperparameters: Any) -> str:
+        rows = [{"prompt": f"{i} " * (1 if i % every else 300), "completion": f"answer {i}"} for i in range(24)]
+        file = uploaded_rows(ft, tmp_path / name, rows, policies={"near_duplicates": "off"})
+        found = ft.jobs.estimate(model=MODEL, training_file=file["id"], hyperparameters={"max_seq_len": 128, **hyperparameters})
+        return str(found["assumptions"][0])
+
+    assert "of which max_seq_len 128 cuts off 12 whole answers (answer_cut_off)" in estimate("half.jsonl", 2)
+    assert "cuts off" not in estimate("half.jsonl", 2, train_on_inputs=True)
+    with pytest.raises(InvalidRequest, match="max_seq_len 128 cuts off the whole answer of 24 of 24 rows") as refused:
+        estimate("all.jsonl", 1)
+    assert refused.value.code == "answer_cut_off"

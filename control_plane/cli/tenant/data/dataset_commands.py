@@ -85,6 +85,9 @@ def check(
     policy: Policy = None,
     encoding: Encoding = None,
     rows_at: RowsAt = None,
+    max_seq_len: Annotated[
+        int | None, typer.Option("--max-seq-len", min=2, help="Tokens after which an example is truncated; default: the model's context.")
+    ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write the report as a page to this file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -94,7 +97,7 @@ def check(
     """
     mapping, policies = parse_map(column_map), parse_policies(policy, encoding=encoding, rows_at=rows_at)
     with local_file(file) as path:
-        report = _validate(path, file, mapping, model, policies)
+        report = _validate(path, file, mapping, model, policies, max_seq_len)
     if html is not None:
         from control_plane.console.documents.report_page import report_page
 
@@ -134,7 +137,12 @@ def local_file(given: str) -> Iterator[Path]:
 
 
 def _validate(
-    file: Path, called: str, mapping: Mapping[str, str] | None, model: str | None, policies: Mapping[str, Any] | None
+    file: Path,
+    called: str,
+    mapping: Mapping[str, str] | None,
+    model: str | None,
+    policies: Mapping[str, Any] | None,
+    max_seq_len: int | None,
 ) -> Mapping[str, Any]:
     """The report that the platform makes of `file`, but for what only the platform knows: the limit of a tier, suites of its own."""
     from control_plane.platform.settings import load
@@ -143,6 +151,8 @@ def _validate(
     from ft_assets.datasets.report.validation_report import counted_by
 
     base = None if model is None else local_model(model)
+    if max_seq_len is not None and (base is None or max_seq_len > base.context_length):
+        raise typer.BadParameter("name the --model that counts tokens" if base is None else f"{base.id} takes {base.context_length} tokens")
     with tempfile.TemporaryDirectory(prefix="ft-check-") as directory:
         result = validate_file(
             file,
@@ -151,11 +161,12 @@ def _validate(
             column_map=mapping,
             policies=Policies.from_request(policies or {}),
             model_dir=base.directory if base else None,
-            max_seq_len=base.context_length if base else None,
+            max_seq_len=(max_seq_len or base.context_length) if base else None,
             suites=shipped_index(Path(directory)),
             classifier=load().toxicity_classifier,
         )
-    return asdict(replace(result.report, model=None if base is None else counted_by(base)))
+    counted = None if base is None else {**counted_by(base), **given(max_seq_len=max_seq_len)}
+    return asdict(replace(result.report, model=counted))
 
 
 def local_model(model: str) -> BaseModel:

@@ -141,7 +141,7 @@ def test_what_is_too_long_is_cut_or_dropped_and_every_answer_keeps_a_token(token
     assert [m["row"] for m in made] == [1, 2, 5]
     assert all(len(m["input_ids"]) <= 100 and len(m["kl_input_ids"]) == len(m["kl_labels"]) <= 100 for m in made)
     assert all(any(x != IGNORE for x in m[name]) for m in made for name in ("labels", "kl_labels"))
-    assert (cut.truncated, cut.dropped) == (1, {"control_token_in_content": 1, "nothing_to_train": 1})
+    assert (cut.truncated, cut.dropped) == (1, {"control_token_in_content": 1, "answer_cut_off": 1})
     dropped = replace(settings, over_long="drop")
     with pytest.raises(InvalidDataset, match=r"all 2 answers .* bad \(.*2 x example_too_long.*add good") as refused:
         build_judged_pack(examples, tokenizer, dropped, tmp_path / "dropped", dataset_id="ds_1")

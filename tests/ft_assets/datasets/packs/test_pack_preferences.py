@@ -110,7 +110,7 @@ def test_a_pair_is_left_out_whole_and_counted(tokenizer: ChatTokenizer, tmp_path
     settings = PackSettings(max_seq_len=100, control_tokens="drop")
     cut = build_preference_pack(examples, tokenizer, settings, tmp_path / "cut", dataset_id="ds_1")
     assert [p["row"] for p in pairs_in(tmp_path / "cut")] == [1, 2]
-    assert (cut.truncated, cut.dropped) == (1, {"control_token_in_content": 1, "nothing_to_train": 1})
+    assert (cut.truncated, cut.dropped) == (1, {"control_token_in_content": 1, "answer_cut_off": 1})
     dropped = build_preference_pack(examples, tokenizer, replace(settings, over_long="drop"), tmp_path / "dropped", dataset_id="ds_1")
     assert dropped.dropped_rows == {"control_token_in_content": [4], "example_too_long": [1, 3]}
     with pytest.raises(InvalidDataset, match=r"over 100 tokens \(rows 1, 3\)"):

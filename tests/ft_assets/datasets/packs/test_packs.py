@@ -211,7 +211,7 @@ def test_over_long_examples_are_cut_dropped_or_refused_and_counted(tokenizer: Ch
 def test_an_example_cut_down_to_its_prompt_is_left_out_and_counted(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
     examples = [chat_example("question " * 40, "a", row=1), chat_example("q", "a", row=2)]
     manifest = build_pack(examples, tokenizer, PackSettings(max_seq_len=100), tmp_path, dataset_id="ds_1")
-    assert (manifest.num_examples, manifest.dropped) == (1, {"nothing_to_train": 1})
+    assert (manifest.num_examples, manifest.dropped) == (1, {"answer_cut_off": 1})
 
 
 def test_control_tokens_refuse_the_pack_unless_they_are_dropped(tokenizer: ChatTokenizer, tmp_path: Path) -> None:

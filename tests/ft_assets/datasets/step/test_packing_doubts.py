@@ -85,6 +85,26 @@ def test_hyperparameters_of_the_pack_reach_it(platform: Platform, tenant: Tenant
     assert other.fingerprint != plain.fingerprint
 
 
+@pytest.mark.parametrize("every", [2, 1])
+def test_a_job_reports_answers_that_are_cut_off_and_is_refused_without_any_other(
+    every: int, platform: Platform, tenant: Tenant, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"{i} " * (1 if i % every else 300), "completion": f"answer {i}"} for i in range(24)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    file_id = uploaded(platform, tenant, tmp_path / "rows.jsonl")
+    body: dict[str, Any] = {"training_file": file_id, "hyperparameters": {"max_seq_len": 128}}
+    if every == 1:
+        with pytest.raises(InvalidDataset, match="max_seq_len 128 cuts off the whole answer") as refused:
+            packed(platform, tenant, **body)
+        assert refused.value.code == "answer_cut_off"
+        return
+    job_id, manifest = packed(platform, tenant, **body)
+    told = dict(warned(platform, job_id))
+    assert 0 < manifest.dropped["answer_cut_off"] <= 12
+    assert f"cuts off the whole answer of {manifest.dropped['answer_cut_off']} rows (rows 1, 3, 5, " in told["answer_cut_off"]
+    assert "rows are not trained on: answer_cut_off" in told["rows_left_out"]
+
+
 def chats(path: Path, answer: dict[str, Any]) -> Path:
     """120 conversations of two turns, the last two rows with `answer`."""
     rows = [
