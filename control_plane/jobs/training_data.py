@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,15 @@ NAMED_TOKENS = 5
 
 
 def findings(
-    platform: Platform, tenant: str, job: Job, packs: Sequence[PackManifest], spec: TrainingSpec, *, model: BaseModel, switch: Switch | None
-) -> list[Event]:
-    """Return warnings that depend on the job: too many epochs over many rows, validation rows that are trained on, turns and rows
-    without loss, answers that begin in two ways over all files, added tokens that an adapter does not train; and how much of each file a
-    mixture reads. `switch` of the base model's chat template is the fix for two beginnings."""
+    platform: Platform, tenant: str, job: Job, packs: Sequence[PackManifest], spec: TrainingSpec, *, min_steps: int, model: BaseModel,
+    switch: Switch | None,
+) -> list[Event]:  # fmt: skip
+    """Return what depends on the job: shortened windows, fewer steps than the recipe's `min_steps`, too many epochs over many rows,
+    validation rows that are trained on, turns and rows without loss, answers that begin in two ways over all files, added tokens that an
+    adapter does not train, and how much of each file a mixture reads.
+
+    `switch` of the base model's chat template is the fix for two beginnings.
+    """
     overlapping, num_validation = _overlap(platform, tenant, job) if job.validation_file or job.training_files else (0, 0)
     found: list[Event] = []
     epochs, times = spec.optimization.num_epochs, [1.0] * len(packs)
@@ -43,6 +47,7 @@ def findings(
         times = [source.rows_per_epoch / pack.num_rows for source, pack in zip(spec.sources, packs, strict=True)]
         read = "; ".join(mixture.described(job.training_files, [source.rows_per_epoch for source in spec.sources], packs))
         found.append(Event(code="mixture_planned", message=f"An epoch of the mixture reads {read}."))
+    found += _step_counts(packs, spec, min_steps)
     if model.added_tokens and spec.adapter != "full":
         found.append(Event(code="added_tokens_not_trained", message=_not_trained(model), level="warn"))
     openings = Openings()
@@ -62,6 +67,27 @@ def findings(
             of = f"{file_id}: " if spec.sources and code != "validation_overlap" else ""  # which is counted over all files
             found.append(Event(code=code, message=f"{of}{message}", level="warn"))
     return found
+
+
+def _step_counts(packs: Sequence[PackManifest], spec: TrainingSpec, min_steps: int) -> Iterator[Event]:
+    """Yield how windows were chosen if they are shorter than ``max_seq_len``, and a warning about too few steps."""
+    optimization, examples, rows = spec.optimization, sum(p.num_examples for p in packs), sum(p.num_rows for p in packs)
+    if spec.sources:
+        rows = sum(source.rows_per_epoch for source in spec.sources)
+    steps, batch = spec.total_steps(num_rows=rows), spec.rows_per_step
+    rows_each, epochs = "1 row" if batch == 1 else f"{batch} rows", optimization.num_epochs
+    made = f"{steps} steps of {rows_each} in {epochs:g} {'epoch' if epochs == 1 else 'epochs'}"
+    shorter = [pack for pack in packs if pack.window and pack.window < pack.settings["max_seq_len"]]
+    if shorter:
+        mean = sum(p.num_tokens for p in packs) / examples
+        message = (
+            f"Windows have {min(p.window or 0 for p in shorter):,} tokens instead of {shorter[0].settings['max_seq_len']:,}, so that "
+            f"{examples:,} examples of {mean:.0f} tokens on average make {rows:,} windows: {made}"
+        )
+        yield Event(code="windows_shortened", message=f"{message}. No example is cut by it.")
+    if steps < min_steps and optimization.max_steps is None:
+        message = f"The job makes {made}. Fewer than {min_steps} steps barely change a model: add rows, raise n_epochs"
+        yield Event(code="few_steps", message=f"{message}{', or lower batch_size' if batch > 1 else ''}", level="warn")
 
 
 def _not_trained(model: BaseModel) -> str:

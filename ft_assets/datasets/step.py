@@ -26,6 +26,7 @@ from control_plane.datasets.uploads import uploaded_files
 from control_plane.datasets.validation_state import PLATFORM_FAILURES
 from control_plane.jobs import training_data, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
+from control_plane.jobs.estimates.job_plan import Placed
 from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.tables import Job, jobs, names_file
 from control_plane.jobs.training_data import dataset_of, held_out_part
@@ -221,7 +222,7 @@ def pack(
     method = methods.get(job.method)
     packs, reused = list[PackManifest](), True
     for file_id in job.trained_on:
-        settings = _pack_settings(platform, tenant, job, file_id, plan, method)
+        settings = _pack_settings(platform, tenant, job, file_id, placed, method)
         with _naming(file_id if job.training_files else ""):
             built, known = _stored_pack(platform, tenant, job, file_id, model, method, settings, progress=progress, say=say)
         packs, reused = [*packs, built], reused and known
@@ -242,7 +243,9 @@ def pack(
         spec = replace(spec, reference=reference_logps.key_for(spec))
         compared = _reference(platform, tenant, spec)
     if job.state is JobState.VALIDATING:  # else they are recorded
-        findings = training_data.findings(platform, tenant, job, packs, spec, model=model, switch=_switch(model))
+        findings = training_data.findings(
+            platform, tenant, job, packs, spec, min_steps=int(plan.value("min_steps")), model=model, switch=_switch(model)
+        )
         with platform.engine.begin() as conn:
             for event in findings:
                 record(conn, job.id, event, now=platform.clock())
@@ -276,6 +279,7 @@ def _naming(file_id: str) -> Iterator[None]:
 def _read_an_epoch(files: Sequence[MixedFile], packs: Sequence[PackManifest]) -> tuple[hyperparameters.PackFacts, tuple[Source, ...]]:
     """Returns what an epoch reads of the one pack there is, or of a mixture of packs with its sources."""
     facts = hyperparameters.PackFacts(**{k: getattr(packs[0], k) for k in hyperparameters.PackFacts.__slots__})
+    facts = replace(facts, max_seq_len=max(pack.max_seq_len for pack in packs))
     if not files:
         return facts, ()
     rows = mixture.rows_per_epoch(files, packs)
@@ -316,14 +320,16 @@ def pack_differences(platform: Platform, tenant: str, packs: Sequence[PackManife
     return [what for pack in packs for what in differences(fetch_pack(platform, tenant, pack.fingerprint))]
 
 
-def _pack_settings(platform: Platform, tenant: str, job: Job, file_id: str, plan: hyperparameters.Plan, method: Method) -> PackSettings:
+def _pack_settings(platform: Platform, tenant: str, job: Job, file_id: str, placed: Placed, method: Method) -> PackSettings:
     """Returns the job's settings for one of its training files, with the upload's policies for rows that do not fit the base model."""
     query = sa.select(files.c.policies).where(files.c.id == file_id, files.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
         policies = Policies.from_request(conn.execute(query).scalar_one() or {})
     own, fraction = held_out_part(platform, tenant, job, file_id)
+    plan, num_rows = placed.plan, round(dataset_of(platform, tenant, file_id).row_count * (1 - fraction))
     settings = PackSettings(
         max_seq_len=plan.max_seq_len,
+        min_windows=hyperparameters.min_windows(plan, num_examples=num_rows, data_ranks=placed.data_ranks),
         safety_file=platform.settings.safety_file,
         bad_rows=policies.bad_rows,
         control_tokens=policies.control_tokens,

@@ -12,7 +12,7 @@ number of GPUs, the strategy and the micro-batch come from the memory estimate, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from ft_assets.base_models import MAX_RANK
@@ -43,6 +43,8 @@ from ft_assets.training.spec import (
 
 Precision = Literal["fp32", "bf16", "fp16"]
 CPU, PLAIN = Device(), AttentionNeeds(head_dim=128)
+LEAST_TOKENS = 2
+"""Of any example: one and the end of its turn or text. So many examples make enough windows whatever they hold."""
 OF_EVERY_RECIPE: Mapping[str, Default] = {
     "min_lr_ratio": Default(value=0.0, source="the schedules of transformers end at 0"),
     "layer_lr_decay": Default(value=1.0, source="one rate for all blocks, as every recipe's source trains"),
@@ -227,11 +229,29 @@ def global_batch_size(plan: Plan, *, num_rows: int | None = None, num_epochs: fl
     return max(wanted // unit, 1) * unit
 
 
-def num_epochs(plan: Plan, pack: PackFacts) -> float:
+def num_epochs(plan: Plan, num_examples: int) -> float:
     """As requested, else the recipe's; 1 for a large dataset."""
-    large = pack.num_examples > int(plan.value("large_dataset_rows"))
+    large = num_examples > int(plan.value("large_dataset_rows"))
     default = float(plan.value("n_epochs"))
     return float(plan.requested.get("n_epochs", min(default, float(plan.value("large_dataset_epochs"))) if large else default))
+
+
+def packs_windows(plan: Plan) -> bool:
+    """Returns whether examples share windows."""
+    return methods.get(plan.method).pack == "windows" and bool(plan.requested.get("packing", True))
+
+
+def min_windows(plan: Plan, *, num_examples: int, data_ranks: int = 1) -> int:
+    """Returns the fewest windows with which the smallest batch makes the recipe's ``min_steps`` in one epoch; 0 if any number does.
+
+    Independent of the number of epochs, so that trials with more of them share the pack: the default batch is then larger
+    (:func:`global_batch_size`), for as many tokens per step as with fewer long windows. A requested batch stays.
+    """
+    if "max_steps" in plan.requested or not packs_windows(plan):
+        return 0
+    smallest = int(plan.requested.get("batch_size", data_ranks * int(plan.requested.get("per_device_batch_size", 1))))
+    wanted = int(plan.value("min_steps")) * smallest
+    return 0 if num_examples * LEAST_TOKENS >= plan.max_seq_len * wanted else wanted
 
 
 def resolve(
@@ -253,10 +273,12 @@ def resolve(
 ) -> TrainingSpec:
     """Returns the frozen spec. Pure: the same arguments give the same digest.
 
-    `per_device_batch_size` is how many rows fit on a GPU (None: the recipe's value); the global batch stays exact whatever fits.
+    `per_device_batch_size` is how many rows fit on a GPU (None: the recipe's value); the global batch stays exact whatever fits. The spec's
+    `max_seq_len` is the pack's, whose rows may be shorter than the plan allows.
     """
     if pack.max_seq_len > plan.max_seq_len:
         raise ValueError(f"pack {pack.fingerprint} has windows of {pack.max_seq_len} tokens, the plan allows {plan.max_seq_len}")
+    plan = replace(plan, max_seq_len=pack.max_seq_len)
     data_ranks = world_size // context_parallel
     optimization = _optimization(plan, pack, world_size=data_ranks, fits=per_device_batch_size)
     steps = optimization.total_steps(num_rows=pack.num_windows, world_size=data_ranks)
@@ -336,7 +358,7 @@ def _method_settings(values: Mapping[str, Any], recipe: Recipe, method: str) -> 
 
 
 def _optimization(plan: Plan, pack: PackFacts, *, world_size: int, fits: int | None) -> Optimization:
-    epochs = num_epochs(plan, pack)
+    epochs = num_epochs(plan, pack.num_examples)
     batch = global_batch_size(plan, num_rows=pack.num_windows, num_epochs=epochs, world_size=world_size)
     per_device = _per_device_batch_size(plan, batch // world_size, fits)
     rate = float(plan.recipe.learning_rate(plan.method).value) * float(plan.requested.get("learning_rate_multiplier", 1))

@@ -32,6 +32,7 @@ from control_plane.queue.tables import reservations
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets import mixture
 from ft_assets.datasets.mixture import MixedFile
+from ft_assets.datasets.packs.best_fit import window_for
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.split import automatic_fraction
 from ft_assets.training import hyperparameters, methods
@@ -180,13 +181,17 @@ def training(
 
 
 def resolved(placed: Placed, *, dataset_id: str, num_examples: int, tokens: int, seed: int) -> tuple[TrainingSpec, int]:
-    """Return the spec of a pack with this many examples and `tokens` per epoch, and the pack's rows."""
+    """Return the spec of a pack with this many examples of one length and `tokens` per epoch, and the pack's rows."""
     plan = placed.plan
-    windows = methods.get(plan.method).pack == "windows"  # others have a row for each pair or judged answer
-    num_rows = max(1, math.ceil(tokens / (plan.max_seq_len * FILL))) if windows else num_examples
+    longest, num_rows = plan.max_seq_len, num_examples  # a row for each example, pair or judged answer
+    if hyperparameters.packs_windows(plan):
+        needed = hyperparameters.min_windows(plan, num_examples=num_examples, data_ranks=placed.data_ranks)
+        length = min(max(1, round(tokens / num_examples)), longest)
+        longest = window_for([length], [num_examples], longest=longest, min_windows=needed)
+        num_rows = min(num_examples, max(1, math.ceil(tokens / (longest * FILL))))
     facts = hyperparameters.PackFacts(
         fingerprint=THIS, dataset_id=dataset_id, num_examples=num_examples, num_windows=num_rows, num_tokens=tokens,
-        max_seq_len=plan.max_seq_len,
+        max_seq_len=longest,
     )  # fmt: skip
     return hyperparameters.resolve(plan, facts, seed=seed, lock_sha256="", commit="", **placed.placement), num_rows
 

@@ -47,14 +47,23 @@ class Placed:
     """Copies of the base that they hold, which answer at the same time."""
 
     @property
+    def data_ranks(self) -> int:
+        """Ranks that read windows of their own."""
+        return self.fit.num_gpus // self.fit.context_parallel
+
+    @property
     def placement(self) -> Mapping[str, Any]:
-        """Arguments of ``hyperparameters.resolve``. On a CPU the recipe's micro-batch is kept, because larger ones are not faster."""
+        """Arguments of ``hyperparameters.resolve``.
+
+        On a CPU the recipe's micro-batch is kept, because larger ones are not faster, and activations are recomputed as the recipe says for
+        the pack's rows.
+        """
         return {
             "world_size": self.fit.num_gpus,
             "strategy": self.fit.strategy,
             "context_parallel": self.fit.context_parallel,
             "per_device_batch_size": None if self.fit.gpu.is_cpu else self.fit.per_device_batch_size,
-            "gradient_checkpointing": self.fit.gradient_checkpointing,
+            "gradient_checkpointing": None if self.fit.gpu.is_cpu else self.fit.gradient_checkpointing,
         }
 
 

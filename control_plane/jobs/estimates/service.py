@@ -42,7 +42,8 @@ from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExa
 from ft_assets.datasets.tokens.encoders import UNCUT
 from ft_assets.datasets.tokens.token_shards import Tally, encode_or_drop
 from ft_assets.errors import Conflict, InvalidDataset
-from ft_assets.training import methods
+from ft_assets.training import hyperparameters, methods
+from ft_assets.training.hyperparameters import Plan
 from ft_assets.training.methods import Method
 from ft_assets.training.spec import TrainingSpec
 
@@ -284,6 +285,15 @@ def _sides(
     return [(tokens,) for tokens in encoded]
 
 
+def _windows(plan: Plan, spec: TrainingSpec) -> str:
+    if not hyperparameters.packs_windows(plan):
+        return "an example is a window of its own"
+    filled = f"windows are filled to {expected_time.FILL:.1%}"
+    if spec.max_seq_len == plan.max_seq_len:
+        return filled
+    return f"{filled} and have {spec.max_seq_len:,} tokens instead of {plan.max_seq_len:,}, which would make too few steps"
+
+
 def _assumptions(
     placed: Placed,
     tokens: Tokens,
@@ -302,7 +312,7 @@ def _assumptions(
     promise = tier_named(tier).starts_within_s
     return [
         f"tokens: {tokens.how}" + (f"; 95 % of such samples are within {tokens.error:,}" if tokens.error else ""),
-        f"windows are filled to {expected_time.FILL:.1%}" if method.pack == "windows" else ROW_COUNTS[method.pack],
+        ROW_COUNTS.get(method.pack) or _windows(placed.plan, spec),
         f"speed: {expected.tokens_per_s:,.0f} tokens a second on {spec.world_size} x {pool.gpu_type} ({spec.method} {spec.adapter}, "
         f"{spec.precision}) after {expected.modelled.setup_s:.0f} s of set-up, by the cost model",
         expected.in_words(),

@@ -1,15 +1,27 @@
-"""Best-fit decreasing: puts examples into windows so that little of each window stays empty.
+"""Puts examples into windows so that little of each window stays empty and each window is a fair sample of the data.
 
-Longest first; each goes into the fullest window with enough space, else into a new one. The whole dataset is packed at once: over 100,000
-examples fill 99.98 % of their windows, batches of 1,000 fill 98.9 %.
+Each example goes into the fullest window with enough space, else into a new one (best fit). Sorted by length, longest first, this fills
+windows best, and with examples of one length: a step of few windows then sees one kind of row, and its loss jumps from step to step. So
+only large examples are sorted; the rest comes in random order and fills what they leave.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from ft_assets.datasets.split import mixed_bits
+
+MIN_FILL = 0.995
+"""Share of the windows' tokens that mixing keeps filled if sorting by length does."""
+SHORTEST = 64
+"""Tokens of the shortest window that is chosen: the least `max_seq_len` of a request."""
+LARGE_SHARES = (1 / 2, 1 / 4, 1 / 8, 0)
+"""Examples over this share of a window are large. Tried in turn: the fewer are large, the better the mix; with 0 all are sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +39,11 @@ class Windows:
     def __getitem__(self, window: int) -> NDArray[np.int64]:
         return self.order[self.offsets[window] : self.offsets[window + 1]]
 
+    def room(self, lengths: NDArray[Any], capacity: int) -> int:
+        """Returns the tokens that the windows can hold: `capacity` each, or the one longer example in it."""
+        used = np.add.reduceat(lengths[self.order], self.offsets[:-1], dtype=np.int64) if len(self) else np.zeros(0, np.int64)
+        return int(np.maximum(used, capacity).sum())
+
     def rearranged(self, permutation: NDArray[np.int64]) -> Windows:
         """Returns the same windows in the order of `permutation`."""
         counts = np.diff(self.offsets)[permutation]
@@ -41,16 +58,86 @@ def best_fit_decreasing(lengths: ArrayLike, capacity: int) -> Windows:
 
     Equal lengths keep their order, so the same lengths always give the same windows.
     """
-    from ft_assets.datasets.packs.kernels_windows import group, place
+    from ft_assets.datasets.packs.kernels_windows import longest_first
 
+    sizes = _checked(lengths, capacity)
+    return _placed(sizes, longest_first(sizes, capacity), capacity)
+
+
+def mixed_fit(lengths: ArrayLike, capacity: int, *, seed: str) -> Windows:
+    """Returns windows with only the large examples sorted and the others in an order drawn by `seed`.
+
+    An example over `capacity` has a window of its own. For the others:
+
+    1. Examples over half a window are large. If the mix leaves too much empty, those over a quarter or an eighth are; else all.
+    2. Too much: more than one window more than sorting needs, and a fill under ``MIN_FILL`` (or, where sorting misses that too, 1 % more
+       windows).
+    """
+    sizes = np.ascontiguousarray(lengths, dtype=np.int64)
+    if not (alone := np.flatnonzero(sizes > capacity)).size:
+        return _mixed(sizes, capacity, seed)
+    inside = np.flatnonzero(sizes <= capacity)
+    found = _mixed(sizes[inside], capacity, seed)
+    offsets = np.concatenate((found.offsets, found.offsets[-1] + 1 + np.arange(len(alone))))
+    return Windows(order=np.concatenate((inside[found.order], alone)), offsets=offsets)
+
+
+def _mixed(sizes: NDArray[np.int64], capacity: int, seed: str) -> Windows:
+    from ft_assets.datasets.packs.kernels_windows import longest_first
+
+    sizes = _checked(sizes, capacity)
+    by_length = longest_first(sizes, capacity)
+    sorted_windows = _placed(sizes, by_length, capacity)
+    fewest, filled = len(sorted_windows), int(np.ceil(sizes.sum() / (MIN_FILL * capacity)))
+    most = max(fewest + 1, filled if fewest <= filled else fewest + fewest // 100)
+    drawn = np.argsort(mixed_bits(np.arange(len(sizes), dtype=np.uint64) ^ _bits(seed)), kind="stable")
+    for share in LARGE_SHARES[:-1]:
+        is_large = sizes > capacity * share
+        found = _placed(sizes, np.concatenate((by_length[: int(is_large.sum())], drawn[~is_large[drawn]])), capacity)
+        if len(found) <= most:
+            return found
+    return sorted_windows
+
+
+def _checked(lengths: ArrayLike, capacity: int) -> NDArray[np.int64]:
     sizes = np.ascontiguousarray(lengths, dtype=np.int64)
     if sizes.size and (int(sizes.min()) < 1 or int(sizes.max()) > capacity):
         raise ValueError(f"lengths must be 1 to {capacity}, got {int(sizes.min())} to {int(sizes.max())}")
+    return sizes
+
+
+def _placed(sizes: NDArray[np.int64], order: NDArray[np.int64], capacity: int) -> Windows:
+    from ft_assets.datasets.packs.kernels_windows import group, place
+
     window = np.empty(len(sizes), np.int64)
-    offsets = np.zeros(place(sizes, capacity, window) + 1, np.int64)
-    order = np.empty(len(sizes), np.int64)
-    group(window, offsets, order)
-    return Windows(order=order, offsets=offsets)
+    offsets = np.zeros(place(sizes, order, capacity, window) + 1, np.int64)
+    members = np.empty(len(sizes), np.int64)
+    group(window, offsets, members)
+    return Windows(order=members, offsets=offsets)
+
+
+def _bits(seed: str) -> np.uint64:
+    return np.uint64(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big"))
+
+
+def window_for(lengths: ArrayLike, counts: ArrayLike = 1, *, longest: int, min_windows: int) -> int:
+    """Returns the capacity of windows: `longest`, or the largest half, quarter ... of it that makes `min_windows` windows.
+
+    `counts`: examples of each length. At least ``SHORTEST`` tokens. If no capacity makes as many, the largest of those that make the most.
+    """
+    sizes = np.asarray(lengths, dtype=np.int64)
+    times = np.broadcast_to(np.asarray(counts, dtype=np.int64), sizes.shape)
+    fewest: dict[int, int] = {}
+    capacity = longest
+    while True:
+        is_over = sizes > capacity
+        inside = int((sizes * times)[~is_over].sum())
+        fewest[capacity] = int(times[is_over].sum()) + -(-inside // capacity)
+        if fewest[capacity] >= min_windows or capacity // 2 < SHORTEST:
+            break
+        capacity //= 2
+    most = min(min_windows, max(fewest.values()))
+    return next(capacity for capacity, count in fewest.items() if count >= most)
 
 
 def one_each(num_examples: int) -> Windows:

@@ -24,7 +24,7 @@ from ft_assets.datasets.packs.pack_settings import PACK_FORMAT, PackKind, PackSe
 from ft_assets.datasets.packs.safety_mix import safety_counts
 from ft_assets.datasets.packs.source import Source
 from ft_assets.datasets.packs.token_shard_build import PackProgress, ProgressCallback, Tokenized, tokenize
-from ft_assets.datasets.packs.windows import PartManifest, write_windows
+from ft_assets.datasets.packs.windows import PartManifest, choose_window, longest_example, write_windows
 from ft_assets.datasets.packs.workers import suitable_workers
 from ft_assets.datasets.split import Part
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
@@ -69,7 +69,8 @@ def build_pack(
     tally = tokenized.tally()
     for part in tokenized.shards:
         _enforce(tokenized.tally(part), settings, part)
-    parts = _write_parts(kind, tokenized, settings, out_dir, fingerprint, workers, report)
+    window = choose_window(tokenized.shards["train"], settings) if kind == "windows" else None
+    parts = _write_parts(kind, tokenized, settings, window, out_dir, fingerprint, workers, report)
     if "train" not in parts:
         raise _nothing_left(tokenized.tally("train"), settings)
     _check_labels(parts["train"], tally)
@@ -78,7 +79,8 @@ def build_pack(
         fingerprint=fingerprint,
         dataset_id=dataset_id,
         kind=kind,
-        max_seq_len=settings.max_seq_len,
+        max_seq_len=_longest(tokenized, settings, window),
+        window=window,
         tokenizer_digest=tokenizer.tokenizer_digest,
         template_digest=tokenizer.template_digest,
         settings=settings.shaping(),
@@ -144,8 +146,9 @@ def _finished(out_dir: Path, fingerprint: str) -> PackManifest | None:
 
 
 def _write_parts(
-    kind: PackKind, tokenized: Tokenized, settings: PackSettings, out_dir: Path, key: str, threads: int, report: ProgressCallback
-) -> Mapping[Part, PartManifest]:
+    kind: PackKind, tokenized: Tokenized, settings: PackSettings, window: int | None, out_dir: Path, key: str, threads: int,
+    report: ProgressCallback,
+) -> Mapping[Part, PartManifest]:  # fmt: skip
     """Builds the files of each part that has examples."""
     parts: dict[Part, PartManifest] = {}
     for part, shards in tokenized.shards.items():
@@ -155,11 +158,20 @@ def _write_parts(
         def written(num_examples: int, num_tokens: int, part: Part = part) -> None:
             report(PackProgress(stage="pack", part=part, num_examples=num_examples, num_tokens=num_tokens))
 
-        if kind != "windows":
+        if window is None:
             parts[part] = write_answer_files(kind, shards, out_dir, part=part, settings=settings, written=written)
         else:
-            parts[part] = write_windows(shards, out_dir, part=part, settings=settings, key=key, threads=threads, written=written)
+            parts[part] = write_windows(
+                shards, out_dir, part=part, settings=settings, window=window, key=key, threads=threads, written=written
+            )
     return parts
+
+
+def _longest(tokenized: Tokenized, settings: PackSettings, window: int | None) -> int:
+    """Returns the most tokens of a row of the pack."""
+    if window is None or window == settings.max_seq_len:
+        return settings.max_seq_len
+    return max(window, *map(longest_example, tokenized.shards.values()))
 
 
 def _enforce(tally: Tally, settings: PackSettings, part: Part) -> None:

@@ -9,12 +9,8 @@ ONE, LOW = np.uint64(1), np.uint64(63)
 
 
 @njit(cache=True, nogil=True)
-def place(lengths, capacity, window):  # type: ignore[no-untyped-def]
-    """Best-fit decreasing: writes the window of each example into `window`; returns the number of windows.
-
-    Examples are sorted by counting: longest first, equal ones in their order. `head[room]` starts the linked list of windows with `space`
-    tokens left, and `spaces` is the set of those values as bits. Linear in examples and capacity.
-    """
+def longest_first(lengths, capacity):  # type: ignore[no-untyped-def]
+    """Returns the examples sorted by counting: longest first, equal ones in their order."""
     n = len(lengths)
     at = np.zeros(capacity + 1, np.int64)
     for i in range(n):
@@ -27,6 +23,17 @@ def place(lengths, capacity, window):  # type: ignore[no-untyped-def]
         k = capacity - lengths[i]
         order[at[k]] = i
         at[k] += 1
+    return order
+
+
+@njit(cache=True, nogil=True)
+def place(lengths, order, capacity, window):  # type: ignore[no-untyped-def]
+    """Best fit: takes the examples in `order` and writes the window of each into `window`; returns the number of windows.
+
+    `head[room]` starts the linked list of windows with `space` tokens left, and `spaces` is the set of those values as bits. Linear in
+    examples and capacity.
+    """
+    n = len(order)
     head = np.full(capacity + 1, -1, np.int64)
     below = np.empty(n, np.int64)
     spaces = np.zeros((capacity >> 6) + 1, np.uint64)

@@ -19,6 +19,7 @@ class PackManifest:
     fingerprint: str
     dataset_id: str
     max_seq_len: int
+    """The most tokens of a row."""
     num_examples: int
     """Training examples: conversations, texts, pairs, or judged answers; each piece of a split one counts."""
     num_windows: int
@@ -44,6 +45,8 @@ class PackManifest:
     rows: dict[str, str]
     """``{"name", "sha256"}`` of the file that maps windows to rows; empty for pairs, which name their row."""
     kind: str = "windows"
+    window: int | None = None
+    """Tokens that examples are packed into together; a longer example has a window of its own. None for pairs and judged answers."""
     safety: Mapping[str, int] | None = None
     """``{"num_examples", "num_wanted", "num_distinct"}`` of the safety-preserving examples for training; their rows are -1, -2 ..."""
     split: int = 0

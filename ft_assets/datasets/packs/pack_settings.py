@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ft_assets.datasets.packs.safety_mix import safety_digest
 
-PACK_FORMAT = 3
+PACK_FORMAT = 4
 """Version of the pack's files and of the packing algorithm; a change makes new fingerprints."""
 
 PackKind = Literal["windows", "pairs", "judged"]
@@ -21,7 +21,9 @@ PackKind = Literal["windows", "pairs", "judged"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackSettings:
     max_seq_len: int = 4096
-    """Tokens per window, and the most of one example."""
+    """The most tokens of one example, and of a window."""
+    min_windows: int = 0
+    """Fewest windows of the training part: they get shorter if the data makes fewer of `max_seq_len`. 0: any number."""
     train_on_inputs: bool | Literal["auto"] = "auto"
     """Loss on prompts too. auto: no for chat; text rows always carry loss everywhere."""
     over_long: Literal["truncate", "split", "drop", "reject"] = "truncate"

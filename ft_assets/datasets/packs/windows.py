@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ft_assets.datasets.packs.best_fit import Windows, best_fit_decreasing, fill, one_each
+from ft_assets.datasets.packs.best_fit import Windows, mixed_fit, one_each, window_for
 from ft_assets.datasets.packs.pack_settings import PackSettings
 from ft_assets.datasets.packs.source import MAX_SHARDS
 from ft_assets.datasets.report.histogram import histogram
@@ -52,18 +52,17 @@ Written = Callable[[int, int], None]
 
 
 def write_windows(
-    shards: Sequence[TokenShard], out_dir: Path, *, part: Part, settings: PackSettings, key: str, threads: int = 1, written: Written
-) -> PartManifest:
-    """Packs the examples of `shards` into windows of `settings.max_seq_len` and writes them below `out_dir`.
+    shards: Sequence[TokenShard], out_dir: Path, *, part: Part, settings: PackSettings, window: int, key: str, threads: int = 1,
+    written: Written,
+) -> PartManifest:  # fmt: skip
+    """Packs the examples of `shards` into windows of `window` tokens and writes them below `out_dir`.
 
-    The order of windows is a permutation that depends only on `key` and the order of the contents: files are often sorted by class, and
-    best-fit decreasing sorts by length.
+    What shares a window and the order of windows depend only on `key` and the order of the contents: files are often sorted by class.
     """
     examples = _Examples(shards)
-    capacity = settings.max_seq_len
-    windows = best_fit_decreasing(examples.lengths, capacity) if settings.packing else one_each(len(examples.lengths))
+    windows = mixed_fit(examples.lengths, window, seed=f"{key}/windows") if settings.packing else one_each(len(examples.lengths))
     windows = windows.rearranged(_permutation(windows, key))
-    size = max(1, settings.file_tokens // capacity)
+    size = max(1, settings.file_tokens // settings.max_seq_len)
     prefix = "shard" if part == "train" else "val"
     starts = range(0, len(windows), size)
     files: list[Mapping[str, Any]] = []
@@ -87,11 +86,23 @@ def write_windows(
         num_windows=len(windows),
         num_tokens=num_tokens,
         num_trained_tokens=num_trained,
-        fill=round(fill(num_tokens, len(windows), capacity), 6),
+        fill=round(num_tokens / windows.room(examples.lengths, window), 6),
         shards=files,
         lengths=histogram(examples.lengths),
         rows=_write_rows(out_dir / "rows.parquet", windows, examples) if part == "train" else {},
     )
+
+
+def choose_window(shards: Sequence[TokenShard], settings: PackSettings) -> int:
+    """Returns the tokens of a window: `settings.max_seq_len`, or less if `settings.min_windows` needs it."""
+    if not settings.packing or not settings.min_windows:
+        return settings.max_seq_len
+    lengths = np.concatenate([np.asarray(s.array("lengths")) for s in shards])
+    return window_for(lengths, longest=settings.max_seq_len, min_windows=settings.min_windows)
+
+
+def longest_example(shards: Sequence[TokenShard]) -> int:
+    return max((int(np.asarray(s.array("lengths")).max(initial=0)) for s in shards), default=0)
 
 
 class _Examples:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ft_assets.datasets.packs.best_fit import Windows, best_fit_decreasing, fill, one_each
+from ft_assets.datasets.packs.best_fit import MIN_FILL, Windows, best_fit_decreasing, fill, mixed_fit, one_each, window_for
 
 
 def in_plain_python(lengths: list[int], capacity: int) -> list[list[int]]:
@@ -52,6 +52,66 @@ def test_the_windows_are_those_of_the_plain_definition(data: st.DataObject, capa
 def test_windows_of_the_usual_size_are_those_of_the_plain_definition(spread: float) -> None:
     lengths = np.clip(np.random.default_rng(1).lognormal(6.6, spread, 3000), 8, 4096).astype(int)
     assert as_lists(best_fit_decreasing(lengths, 4096)) == in_plain_python(lengths.tolist(), 4096)
+
+
+@given(st.lists(st.integers(1, 120), max_size=200), st.integers(50, 90), st.text(max_size=3))
+@settings(deadline=None)
+def test_mixed_windows_hold_each_example_once_and_a_longer_one_alone(lengths: list[int], capacity: int, seed: str) -> None:
+    windows = as_lists(mixed_fit(lengths, capacity, seed=seed))
+    assert sorted(i for w in windows for i in w) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in w) <= capacity or len(w) == 1 for w in windows)
+
+
+@pytest.mark.parametrize(("median", "sigma"), [(4.0, 0.2), (5.5, 1.0), (6.2, 0.8), (7.0, 0.8)])
+def test_mixing_leaves_as_little_empty_as_required_of_a_large_dataset(median: float, sigma: float) -> None:
+    lengths = np.clip(np.random.default_rng(2).lognormal(median, sigma, 100_000), 8, 4096).astype(int)
+    assert fill(int(lengths.sum()), len(mixed_fit(lengths, 4096, seed="a")), 4096) >= MIN_FILL
+
+
+@given(st.lists(st.integers(1, 90), max_size=200))
+@settings(deadline=None)
+def test_mixing_costs_at_most_one_window_or_one_percent(lengths: list[int]) -> None:
+    fewest = len(best_fit_decreasing(lengths, 90))
+    assert len(mixed_fit(lengths, 90, seed="a")) <= max(fewest + 1, fewest + fewest // 100, np.ceil(sum(lengths) / (MIN_FILL * 90)))
+
+
+def test_a_mixed_window_is_a_sample_of_the_lengths_where_a_sorted_one_has_one_length() -> None:
+    lengths = np.clip(np.random.default_rng(3).lognormal(4.6, 0.8, 20_000), 8, 4096).astype(int)
+
+    def spread(windows: Windows) -> float:
+        """Share of the variance of log lengths that is within windows: 1 if each is a sample of all, 0 if each has one length."""
+        logs = np.log(lengths[windows.order])
+        means = np.add.reduceat(logs, windows.offsets[:-1]) / np.diff(windows.offsets)
+        return float(((logs - np.repeat(means, np.diff(windows.offsets))) ** 2).sum() / ((logs - logs.mean()) ** 2).sum())
+
+    assert spread(best_fit_decreasing(lengths, 4096)) < 0.2
+    assert spread(mixed_fit(lengths, 4096, seed="a")) > 0.9
+
+
+def test_the_mix_depends_on_the_seed_and_nothing_else() -> None:
+    lengths = np.random.default_rng(4).integers(8, 200, 500)
+    assert as_lists(mixed_fit(lengths, 1024, seed="a")) == as_lists(mixed_fit(lengths, 1024, seed="a"))
+    assert as_lists(mixed_fit(lengths, 1024, seed="a")) != as_lists(mixed_fit(lengths, 1024, seed="b"))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "min_windows", "window"),
+    [
+        pytest.param([50] * 897, 0, 4096, id="any number of windows: the longest"),
+        pytest.param([50] * 897, 11, 4096, id="897 rows of 50 tokens make 11 windows of 4,096"),
+        pytest.param([50] * 897, 34, 1024, id="34 windows need 1,024"),
+        pytest.param([50] * 897, 700, 64, id="one row to a window"),
+        pytest.param([50] * 897, 5000, 64, id="more windows than rows: as many as there are"),
+        pytest.param([500] * 10, 100, 512, id="no shorter than one row needs"),
+        pytest.param([4000, *[50] * 900], 100, 256, id="one long row does not keep the windows long"),
+    ],
+)
+def test_the_window_is_the_longest_that_makes_enough(lengths: list[int], min_windows: int, window: int) -> None:
+    found = window_for(lengths, longest=4096, min_windows=min_windows)
+    assert found == window
+    assert len(mixed_fit(lengths, found, seed="a")) >= min(min_windows, len(lengths))
+    values, counts = np.unique(lengths, return_counts=True)
+    assert window_for(values, counts, longest=4096, min_windows=min_windows) == window
 
 
 @pytest.mark.parametrize(("median", "least"), [(4.9, 0.9995), (6.6, 0.9995)])

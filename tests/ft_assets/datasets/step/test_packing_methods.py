@@ -250,6 +250,33 @@ def test_the_estimate_counts_what_the_pack_then_holds(
     assert ("pair" in str(told["assumptions"])) == (methods.get(method).pack == "pairs")
 
 
+@pytest.mark.parametrize(
+    ("hyperparameters", "shortened", "few"),
+    [
+        pytest.param({}, True, False, id="a small dataset gets shorter windows"),
+        pytest.param({"n_epochs": 0.5}, True, True, id="fewer rows than steps: a row for each is the most"),
+        pytest.param({"batch_size": 4, "n_epochs": 1}, True, True, id="a requested batch stays"),
+        pytest.param({"max_steps": 5}, False, False, id="requested steps need no windows"),
+        pytest.param({"packing": False}, False, False, id="unpacked rows have no windows"),
+    ],
+)
+def test_a_small_dataset_makes_the_steps_of_its_recipe_or_the_job_says_how_many(
+    platform: Platform, tenant: Tenant, upload: Callable[..., str], hyperparameters: dict[str, Any], shortened: bool, few: bool
+) -> None:
+    packed, spec, job = prepared(platform, tenant, upload(chats), "sft", hyperparameters=hyperparameters)
+    manifest, told = packed.manifest, {event.code: event.message for event in jobs.events_since(platform, tenant.id, job.id, 0)[0]}
+    assert (manifest.window != manifest.settings["max_seq_len"]) == shortened == ("windows_shortened" in told)
+    assert ("few_steps" in told) == few == (packed.total_steps < 100 and "max_steps" not in hyperparameters)
+    assert spec.optimization.accumulation_steps == hyperparameters.get("batch_size", spec.optimization.accumulation_steps)
+    assert (
+        manifest.max_seq_len == spec.max_seq_len >= max(manifest.lengths["edges"][i] for i, n in enumerate(manifest.lengths["counts"]) if n)
+    )
+    assert manifest.truncated == 0
+    if shortened:
+        assert f"{manifest.window:,} tokens instead of {manifest.settings['max_seq_len']:,}" in told["windows_shortened"]
+        assert f"{packed.total_steps} steps" in told["windows_shortened"]
+
+
 def test_previews_show_what_carries_loss(platform: Platform, tenant: Tenant, upload: Callable[..., str]) -> None:
     shown = previews.preview_dataset(platform, tenant.id, upload(judgements), model="tiny-base", num_examples=2, max_seq_len=None)
     assert [(s.kind, s.side) for s in shown] == [("kto", "bad"), ("kto", "good")]
