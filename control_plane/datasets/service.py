@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,9 +14,13 @@ from control_plane.datasets.tables import Dataset, datasets, files
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many, one_or_raise
+from ft_assets.base_models import BaseModel
 from ft_assets.datasets import mixture
+from ft_assets.datasets.checks.tool_usage import tools_problem
 from ft_assets.datasets.policies import too_few_to_train
 from ft_assets.datasets.report.validation_report import in_order
+from ft_assets.datasets.tokens.templates import load_template
+from ft_assets.datasets.tokens.tool_probe import TemplateTools, template_tools
 from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
 from ft_assets.training import methods
 
@@ -79,6 +85,23 @@ def check_format(format: str, method: str, file_id: str, *, param: str) -> None:
         code="preference_rows",
         param=param,
     )
+
+
+def check_tools(stats: Mapping[str, Any] | None, policies: Mapping[str, Any] | None, model: BaseModel, file_id: str, *, param: str) -> None:
+    """Refuse rows of whose tools the base model's chat template leaves parts out, as packing would. `stats` are those of a report.
+
+    With the policy ``bad_rows=drop`` packing leaves such rows out.
+    """
+    if model.directory is None or (policies or {}).get("bad_rows") == "drop" or not (stats or {}).get("tools"):
+        return
+    if problem := tools_problem(stats, _template_tools(model.directory, model.template_digest)):
+        raise InvalidDataset(f"{param} {file_id}: {problem}", code="tools_not_rendered", param=param)
+
+
+@functools.lru_cache(maxsize=64)
+def _template_tools(directory: Path, _digest: str) -> TemplateTools | None:
+    template = load_template(directory)
+    return None if template is None else template_tools(template)
 
 
 def check_enough_to_train(num_rows: int, *, training_file: str, param: str) -> None:

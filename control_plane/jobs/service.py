@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from control_plane.attempts.tables import Checkpoint
 from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing.ledger import costs_of_jobs
-from control_plane.datasets.service import check_distinct, check_enough_to_train, check_format, check_reviewed
+from control_plane.datasets.service import check_distinct, check_enough_to_train, check_format, check_reviewed, check_tools
 from control_plane.datasets.tables import datasets, files
 from control_plane.jobs import duplicate_requests, results, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
@@ -100,7 +100,7 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
             return Submitted(job_row(conn, tenant, replayed), created=False)
         refuse_suspended(platform, owner)
         refuse_while_deleted(conn, tenant)
-        dataset_id = _trainable_files(conn, tenant, request)
+        dataset_id = _trainable_files(conn, tenant, request, requested.model)
         done = duplicate_requests.finished_request(
             conn,
             tenant,
@@ -128,7 +128,7 @@ def check(platform: Platform, tenant: str, request: JobRequest) -> None:
     requested = _resolved(platform, tenant, request)
     with platform.engine.connect() as conn:
         owner = find_tenant(conn, tenant)
-        _trainable_files(conn, tenant, request)
+        _trainable_files(conn, tenant, request, requested.model)
     _admit(owner, Usage(jobs_in_flight=0), requested, request.tier or owner.tier)
 
 
@@ -194,14 +194,14 @@ def _tell_overage(conn: Connection, tenant: Tenant, before: Standing, job_id: st
     record(conn, job_id, events.Event(code="quota_overage", level="warn", message=message, data=data), now=now)
 
 
-def _trainable_files(conn: Connection, tenant: str, request: JobRequest) -> str | None:
+def _trainable_files(conn: Connection, tenant: str, request: JobRequest, model: BaseModel) -> str | None:
     """Return the dataset version of the (first) training file, None while it is being validated; refuses files that do not fit."""
     named = zip(request.trained_on, mixture.params(request.training_files), strict=True)
-    found = [_trainable(conn, tenant, file_id, method=request.method, param=param) for file_id, param in named]
+    found = [_trainable(conn, tenant, file_id, model, method=request.method, param=param) for file_id, param in named]
     check_distinct(request.trained_on, found)
     dataset_id = found[0]
     if request.validation_file is not None:
-        _trainable(conn, tenant, request.validation_file, method=request.method, param="validation_file")
+        _trainable(conn, tenant, request.validation_file, model, method=request.method, param="validation_file")
     return dataset_id
 
 
@@ -390,7 +390,7 @@ def _in_flight(conn: Connection, tenant: str) -> int:
     return int(conn.execute(live).scalar_one())
 
 
-def _trainable(conn: Connection, tenant: str, file_id: str, *, method: str, param: str) -> str | None:
+def _trainable(conn: Connection, tenant: str, file_id: str, model: BaseModel, *, method: str, param: str) -> str | None:
     """Return the dataset version of a file, None while it is being validated; refuses missing and unusable files."""
     query = sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
     file = conn.execute(query.with_for_update(read=True)).one_or_none()
@@ -406,9 +406,11 @@ def _trainable(conn: Connection, tenant: str, file_id: str, *, method: str, para
         )
     dataset_id: str | None = file.dataset_id
     if dataset_id is not None:  # a query of its own: the lock may have waited for the transaction that made the version
-        shown = sa.select(datasets.c.row_count, datasets.c.review, datasets.c.format)
+        stats, policies = (datasets.c.report[name].label(name) for name in ("stats", "policies"))
+        shown = sa.select(datasets.c.row_count, datasets.c.review, datasets.c.format, stats, policies)
         version = conn.execute(shown.where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)).one()
         check_format(version.format, method, file_id, param=param)
+        check_tools(version.stats, version.policies, model, file_id, param=param)
         check_reviewed(version.review, dataset_id, param=param)
         if param != "validation_file":
             check_enough_to_train(version.row_count, training_file=file_id, param=param)

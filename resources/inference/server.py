@@ -98,7 +98,9 @@ class Server:
         self._refuse_long(body)
         if isinstance(body, CompletionRequest):
             return self.engine.encode_text(body.prompt) or self.engine.encode_text("\n")
-        asked = {**(body.model_extra or {}), "messages": body.messages, "tools": body.tools, "functions": body.functions}
+        asked = {**(body.model_extra or {}), "messages": body.messages}
+        if self.engine.renders_tools or (body.tool_choice, body.function_call) == (None, None):
+            asked |= {"tools": body.tools, "functions": body.functions}  # else none may be called, and the prompt cannot name them
         try:
             check_storable(asked)
             return self.engine.encode_chat(read_request(asked))

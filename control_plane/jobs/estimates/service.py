@@ -17,7 +17,7 @@ from control_plane.billing import prices as price_lists
 from control_plane.billing.prices import PriceList
 from control_plane.capacity.pools import Pool, job_class
 from control_plane.datasets.previews import rows_file
-from control_plane.datasets.service import check_distinct, check_enough_to_train, check_format
+from control_plane.datasets.service import check_distinct, check_enough_to_train, check_format, check_tools
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import schemas, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
@@ -83,7 +83,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
     inputs = method.every_token or placed.plan.requested.get("train_on_inputs") is True
     named = zip(request.trained_on, mixture.params(request.training_files), strict=True)
-    files = [_training_file(platform, tenant, request, file_id, param=param) for file_id, param in named]
+    files = [_training_file(platform, tenant, request, file_id, model, param=param) for file_id, param in named]
     check_distinct(request.trained_on, [file.dataset_id for file in files])
     nums = [file.num_training(file.row_count, request) for file in files]
     each = [
@@ -168,7 +168,7 @@ def _mixed(
     return together, sum(max(1, round(num * n)) for num, n in zip(num_examples, times, strict=True)), read
 
 
-def _training_file(platform: Platform, tenant: str, request: JobRequest, file_id: str, *, param: str) -> TrainingFile:
+def _training_file(platform: Platform, tenant: str, request: JobRequest, file_id: str, model: BaseModel, *, param: str) -> TrainingFile:
     """Return a validated training file; refused with the reason if it is not."""
     uploaded_files.get(platform, tenant, file_id)  # refuses an unknown file
     file = expected_time.training_file(platform, tenant, file_id)
@@ -182,6 +182,7 @@ def _training_file(platform: Platform, tenant: str, request: JobRequest, file_id
         raise InvalidDataset(f"{param} {file_id} cannot be trained on: {file.status_details}", param=param)
     check_enough_to_train(file.row_count, training_file=file_id, param=param)
     check_format(file.format, request.method, file_id, param=param)
+    check_tools(file.stats, file.policies, model, file_id, param=param)
     return file
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "ft_platform.dataset_checks"
 SHIPPED = (
     "exact_duplicates", "near_duplicates", "contamination.contaminated_rows", "toxicity", "token_limit", "reasoning_rows", "tool_rows",
-    "control_tokens", "pii.personal_data", "quality",
+    "tool_usage", "control_tokens", "pii.personal_data", "quality",
 )  # fmt: skip
 """Modules in the order of their options and warnings; :attr:`Check.order` decides which runs first."""
 

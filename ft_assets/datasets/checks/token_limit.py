@@ -13,6 +13,7 @@ from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.encoders import PREFIX_CHARS
+from ft_assets.datasets.tokens.tool_probe import TOOLS_FIX
 from ft_assets.errors import InvalidRequest
 
 TOO_LONG = Finding(
@@ -27,10 +28,13 @@ OMIT_REASONING = (
     "stats.reasoning.template.in_content is true and the model shall show it"
 )
 TEMPLATE_FIX = "change the row so that the model's chat template takes it"
+OMIT_CONTENT = "remove the content beside the tool calls, or choose a base model whose chat template renders it"
 OF_TEMPLATE = (
     Finding("template_refused", "a conversation that the base model's chat template refuses", fix=REORDER),
     Finding("template_unstable", "a conversation whose turns the template rewrites, so that no loss mask can be made", fix=TEMPLATE_FIX),
     Finding("reasoning_not_rendered", "reasoning in an answer, which the base model's chat template leaves out", fix=OMIT_REASONING),
+    Finding("tools_not_rendered", "tools, calls or results, which the base model's chat template leaves out", fix=TOOLS_FIX),
+    Finding("answer_not_rendered", "an answer whose content the base model's chat template leaves out", fix=OMIT_CONTENT),
     Finding("no_chat_template", "a conversation for a base model that has no chat template", fix=TEMPLATE_FIX),
 )
 

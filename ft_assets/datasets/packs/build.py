@@ -189,7 +189,9 @@ def _enforce(tally: Tally, settings: PackSettings, part: Part) -> None:
             f"are over {settings.max_seq_len} tokens",
             "correct them, or upload the training file with the policy 'drop'",
         ),
-        **dict.fromkeys(("template_refused", "template_unstable", "reasoning_not_rendered"), misfit),
+        **dict.fromkeys(
+            ("template_refused", "template_unstable", "reasoning_not_rendered", "tools_not_rendered", "answer_not_rendered"), misfit
+        ),
     }
     for code, (refuse, what, fix) in refused.items():
         if refuse and (count := tally.dropped.get(code)):

@@ -14,6 +14,7 @@
  "stats": {"bad_rows", "dedup_removed", "over_long", "answer_cut_off", "trained_turns", "untrained_turns", "duplicates": {"exact","near"},
            "contamination": {"flagged": int|null,"suites": {name: rows},"checked": [name]}, "personal_data": {"rows","kinds": {kind: rows}},
            "reasoning": {"rows","left_out_turns","template": ``TemplateReasoning``|null,"openings": [{"template_kwargs",...}]},
+           "tools": {"definitions","calls","results": {"count","first"},"template": ``TemplateTools``|null},
            "toxicity": {"flagged"}, "characters": lengths, "tokens": lengths|null, "histogram": {"unit","counts","edges"},
            "splits": {"by","fraction"?,"train","validation"}, "quality": {...}},
                                   lengths = {"min","max","mean","p50","p95","p99","total"}; of characters also "histogram"

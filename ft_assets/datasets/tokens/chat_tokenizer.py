@@ -35,11 +35,10 @@ from ft_assets.datasets.tokens.escapes import NO_ESCAPES, Escapes, placeholders_
 from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs, TurnLoss, labels, turn_loss
 from ft_assets.datasets.tokens.patterns import MAX_PATTERNS, Pattern, Patterns, literal_pieces, plain_contents
 from ft_assets.datasets.tokens.reasoning_probe import Reasoning
-from ft_assets.datasets.tokens.templates import NO_KWARGS, ChatTemplate, Span
+from ft_assets.datasets.tokens.templates import NO_KWARGS, ChatTemplate, Span, special_tokens
+from ft_assets.datasets.tokens.tool_probe import TemplateTools, ToolProbe, refuse_blank_answers
 from ft_assets.errors import InvalidDataset, InvalidRequest, Unavailable
 from ft_assets.typed_json import JsonObject
-
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +114,7 @@ class ChatTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.tokenizer_digest, self.template_digest = digests
-        self.special = {name: _token_text(config[name]) for name in SPECIAL_NAMES if config.get(name)}
+        self.special = special_tokens(config)
         self._stop_ids = tuple(stop_ids)
         self._template = None if template is None else ChatTemplate(template, variables=self.special)
         self._plans: dict[int, tuple[Pattern, Plan]] = {}
@@ -276,18 +275,17 @@ class ChatTokenizer:
 
         Control tokens inside content become plain text, as with `escape_control_tokens`: nobody can forge a turn with them.
         """
-        example = Example(
-            kind="chat",
-            messages=conversation.messages,
-            tools=conversation.tools,
-            template_kwargs=dict(conversation.template_kwargs),
+        kwargs = dict(conversation.template_kwargs)
+        example, spelled = (
+            Example(kind="chat", messages=conversation.messages, tools=conversation.tools, template_kwargs=kwargs),
+            NO_ESCAPES,
         )
-        spelled = NO_ESCAPES
         try:
             if (problem := self.control_token_problem(example)) is not None:
                 example, spelled = self._escape(example, problem, otherwise="remove it")
+            self._tool_probe.check_prompt(example)
             dicts = [m.as_template() for m in example.messages]
-            text = self._chat_template().render(dicts, tools=example.tools, kwargs=example.template_kwargs, add_generation_prompt=True).text
+            text = self._chat_template().render(dicts, tools=example.tools, kwargs=kwargs, add_generation_prompt=True).text
             _check_placeholders(example, text, spelled)
         except InvalidDataset as error:
             raise InvalidRequest(error.message, code=error.code, param="messages") from error
@@ -331,6 +329,15 @@ class ChatTokenizer:
     @cached_property
     def _turns(self) -> Turns:
         return Turns(self._chat_template(), self.control_token_pattern)
+
+    @cached_property
+    def _tool_probe(self) -> ToolProbe:
+        return ToolProbe(self._chat_template(), self._turns)
+
+    @property
+    def tools(self) -> TemplateTools | None:
+        """What the template writes of tools; None without a template."""
+        return None if self._template is None else self._tool_probe.facts
 
     @cached_property
     def reasoning(self) -> Reasoning | None:
@@ -418,7 +425,9 @@ class ChatTokenizer:
     def _rendered(self, example: Example, spelled: Mapping[str, str]) -> _Layout:
         """Returns the layout by the template itself."""
         weights = tuple(m.weight != 0 for m in example.messages if m.role == "assistant")
+        self._tool_probe.check(example)
         rendered = self._render(example)
+        refuse_blank_answers(example, rendered, self.control_token_pattern)
         _check_placeholders(example, rendered.text, spelled)
         weights = weights if len(rendered.spans) == len(weights) else (True,) * len(rendered.spans)
         plan = self._encoder.plan(literal_pieces(rendered.text, rendered.spans), reused=False)
@@ -480,7 +489,3 @@ def _check_placeholders(example: Example, text: str, spelled: Mapping[str, str])
 def _read_stop_ids(file: Path) -> tuple[int, ...]:
     found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
     return () if found is None else tuple(found) if isinstance(found, list) else (int(found),)
-
-
-def _token_text(value: Any) -> str:
-    return str(value["content"]) if isinstance(value, dict) else str(value)

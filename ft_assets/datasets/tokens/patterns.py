@@ -76,7 +76,7 @@ class Patterns:
         if plain.text != PROBE.sub(lambda m: spell(watch.slots[int(m.group(1))].index), written):
             return None
         pieces = _pieces(plain.text, found, plain.spans, content_may_end_a_turn=self._template.marks_generation)
-        if pieces is None:
+        if pieces is None or not _teaches(pieces, roles):
             return None
         pattern = Pattern(pieces=pieces, num_turns=len(plain.spans), rewritten=plain.rewritten, guards=tuple(watch.guards))
         return pattern if self._agrees(pattern, roles, kwargs) else None
@@ -86,6 +86,14 @@ class Patterns:
         contents = [f"{SAMPLE}{index}{SAMPLE}" for index in range(len(roles))]
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         return not pattern.holds(contents) or pattern.text(contents) == self._template.render(messages, kwargs=kwargs).text
+
+
+def _teaches(pieces: Sequence[Piece], roles: Sequence[Role]) -> bool:
+    """Returns whether the contents of answers and results are in the text, that of the last answer with loss."""
+    written = {piece.index for piece, _ in pieces if isinstance(piece, Slot)}
+    trained = {piece.index for piece, turn in pieces if isinstance(piece, Slot) and turn >= 0}
+    wanted = {index for index, role in enumerate(roles) if role in ("assistant", "tool")}
+    return wanted <= written and (not roles or roles[-1] != "assistant" or len(roles) - 1 in trained)
 
 
 def plain_contents(example: Example) -> list[str] | None:

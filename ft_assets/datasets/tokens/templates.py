@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from ft_assets.base_models import read_template
 from ft_assets.datasets.tokens.probes import OPEN, Opaque, Probe
 from ft_assets.errors import InvalidDataset, InvalidRequest
 from ft_assets.typed_json import JsonObject
@@ -33,6 +35,7 @@ TRACKED_FILTERS = frozenset(
 )
 """Filters that keep a probe, or record that it was examined."""
 NO_KWARGS: Mapping[str, Any] = MappingProxyType({})
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 Span = tuple[int, int]
 """Characters of the rendered text from start to end (exclusive)."""
 
@@ -135,6 +138,22 @@ class ChatTemplate:
             message = f"the base model's chat template refuses the conversation: {str(error)[:200] or type(error).__name__}"
             raise InvalidDataset(message, code="template_refused") from error
         return Rendered(text="".join(parts), spans=tuple(tracker.spans))
+
+
+def special_tokens(config: JsonObject) -> dict[str, str]:
+    """Returns the variables of a ``tokenizer_config.json`` that templates write, such as ``bos_token``."""
+    return {name: _token_text(config[name]) for name in SPECIAL_NAMES if config.get(name)}
+
+
+def load_template(model_dir: Path) -> ChatTemplate | None:
+    """Returns the chat template of a model directory, without its tokenizer; None if it has none."""
+    source, config = read_template(model_dir), model_dir / "tokenizer_config.json"
+    given = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    return None if source is None else ChatTemplate(source, variables=special_tokens(given))
+
+
+def _token_text(value: Any) -> str:
+    return str(value["content"]) if isinstance(value, dict) else str(value)
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:

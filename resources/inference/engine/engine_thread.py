@@ -99,6 +99,13 @@ class Engine:
         with self._rendering:
             return self._chat.encode_prompt(conversation)
 
+    @property
+    def renders_tools(self) -> bool:
+        """Whether the chat template writes `tools` into the prompt."""
+        with self._rendering:
+            found = self._chat.tools
+        return found is not None and found.definitions
+
     def encode_text(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer(text)["input_ids"]]
 

@@ -315,6 +315,34 @@ def test_answers_that_are_compared_are_not_imitated_nor_priced(
     assert ft.jobs.list().all() == []
 
 
+def test_rows_with_tools_are_refused_for_a_base_whose_template_leaves_them_out(ft: FtClient, tmp_path: Path) -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    }
+    rows: list[Any] = [chat(f"How are you on day {i}?", f"Well on day {i}.") for i in range(120)]
+    for at in (4, 9):
+        call = {"id": f"c{at}", "type": "function", "function": {"name": "weather", "arguments": {"city": f"City {at}"}}}
+        rows[at] = {
+            "messages": [{"role": "user", "content": f"Weather in {at}?"}, {"role": "assistant", "tool_calls": [call]}],
+            "tools": [tool],
+        }
+    policies = {"near_duplicates": "off"}
+    file = uploaded_rows(ft, tmp_path / "rows.jsonl", rows, policies=policies)
+    report = ft.datasets.report(file["dataset_id"])
+    assert report["valid"] and report["stats"]["tools"]["calls"] == {"count": 2, "first": [5, 10]}
+    for call in (ft.jobs.estimate, ft.jobs.create):
+        with pytest.raises(InvalidRequest, match=r"leaves out .* of 2 rows \(5, 10\); choose a base model whose") as refused:
+            call(model=MODEL, training_file=file["id"])
+        assert (refused.value.code, refused.value.param) == ("tools_not_rendered", "training_file")
+    with pytest.raises(InvalidRequest) as shown:
+        ft.jobs.preview(model=MODEL, training_file=file["id"], num_examples=8)
+    assert shown.value.code == "tools_not_rendered"
+    dropping = uploaded_rows(ft, tmp_path / "drop.jsonl", rows, policies={**policies, "bad_rows": "drop"})
+    assert ft.jobs.estimate(model=MODEL, training_file=dropping["id"])["tokens"]["per_epoch"] > 0
+    assert ft.jobs.list().all() == []
+
+
 def test_suites_go_over_the_wire(ft: FtClient, tmp_path: Path) -> None:
     path = tmp_path / "quiz.jsonl"
     path.write_text('{"question": "How many sheep are on the hill?"}\n')

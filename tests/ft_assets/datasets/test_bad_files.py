@@ -231,6 +231,8 @@ ELSEWHERE = {
     "template_refused": "test_ingest.py",
     "invalid_reasoning": "test_reasoning.py",
     "reasoning_not_rendered": "test_reasoning.py",
+    "tools_not_rendered": "test_tool_probe.py",
+    "answer_not_rendered": "test_tool_probe.py",
     "template_unstable": "test_ingest.py",
     "no_chat_template": "test_ingest.py",
 }

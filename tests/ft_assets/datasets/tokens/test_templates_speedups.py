@@ -14,7 +14,7 @@ from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.tokens.assistant_turns import Turns
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.encoders import Offsets, Segments
-from ft_assets.datasets.tokens.patterns import Patterns
+from ft_assets.datasets.tokens.patterns import Pattern, Patterns
 from ft_assets.datasets.tokens.templates import ChatTemplate
 from ft_assets.datasets.tokens.words import SPLITS, Words
 from tests.ft_assets.datasets.conftest import CORPUS
@@ -192,20 +192,26 @@ LOOKS = [
 ]
 LOOKS.append(CHATML.replace("{{ m.content }}", "{% set c %}{{ m.content }}{% endset %}{{ 'x' if 'password' in c else c }}"))
 LOOKS.append(CHATML.replace("{{ m.content }}", "{% set c = 'a' ~ m.content %}{{ 'x' if 'password' in c else c }}"))
-LOOKS.append("{% macro f(c) %}{{ c }}{% endmacro %}" + CHATML.replace("m.content", "f(m.content) if 'password' in f(m.content) else 'x'"))
+LOOKS.append(
+    "{% macro f(c) %}{{ c }}{% endmacro %}"
+    + CHATML.replace("m.content", "f(m.content) if 'password' in f(m.content) else f(m.content) + '!'")
+)
 CONTENTS = ["", " ", "my password", "\nabc\n", "a{{ b }}", "<b>&'\"\\", "Ab  c", "\u00e9\n", "x%s", "low"]
 
 
 def by_both(template: str, contents: tuple[str, ...]) -> tuple[Any, Any, bool]:
     """(text, turns) by the pattern and by the template, and whether there is a pattern that holds."""
     tokenizer = made(byte_level(regex=True), template)
-    parsed = ChatTemplate(template, variables={})
-    turns = Turns(parsed, tokenizer.control_token_pattern)
-    pattern = Patterns(parsed, turns).find(ROLES)  # type: ignore[arg-type]
+    pattern = pattern_of(template, tokenizer)
     messages = tuple(Message(role=r, content=c) for r, c in zip(ROLES, contents, strict=True))  # type: ignore[arg-type]
     fast, slow = tokenizer, by_offsets(made(byte_level(regex=True), template))
     one, other = (t.encode(Example(kind="chat", messages=messages), max_seq_len=10**6) for t in (fast, slow))
     return one, other, pattern is not None and pattern.holds(contents)
+
+
+def pattern_of(template: str, tokenizer: ChatTokenizer) -> Pattern | None:
+    parsed = ChatTemplate(template, variables={})
+    return Patterns(parsed, Turns(parsed, tokenizer.control_token_pattern)).find(ROLES)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("template", COPIES)
@@ -221,5 +227,5 @@ def test_a_template_that_copies_content_is_rendered_once_and_filled_in(template:
 
 @pytest.mark.parametrize("template", LOOKS)
 def test_a_template_that_looks_at_content_renders_every_row(template: str) -> None:
-    _, _, holds = by_both(template, ("system", "a user", "xyz"))
-    assert not holds
+    pattern = pattern_of(template, made(byte_level(regex=True), template))
+    assert pattern is None or not pattern.holds(("system", "a user", "xyz"))
