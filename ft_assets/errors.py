@@ -21,6 +21,8 @@ the value, the limit and the next step.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 
@@ -172,4 +174,17 @@ def from_dict(data: dict[str, Any], cls: type[FtError] = FtError) -> FtError:
     return kind(str(data["message"]), code=str(data["code"]), param=data.get("param"))
 
 
-__all__ = ["Fault", "FtError", "family", "from_dict"] + [c.__name__ for c in family() if c is not FtError]
+SIMILAR = 0.6
+"""Similarity from which a name is suggested: difflib's default. It finds `max_seq_len` for `max_seq_length`, and nothing for `foo`."""
+LONGEST_NAME = 80
+"""Characters of a name that are compared; matching takes time in proportion to the product of both lengths."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns ``; did you mean rank or alpha?``, to end a message with, or an empty string if none of `known` is close."""
+    by_lower = {one.lower(): one for one in known}
+    close = [by_lower[one] for one in get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=2, cutoff=SIMILAR)]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+__all__ = ["Fault", "FtError", "did_you_mean", "family", "from_dict"] + [c.__name__ for c in family() if c is not FtError]

@@ -24,10 +24,13 @@ Identifiers are validated here before they are used in a path: a key from this m
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from ft_assets.errors import InvalidRequest
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+JOINERS = "\u200c\u200d"
+"""Invisible characters that scripts and emoji need inside a word."""
 FILENAME = re.compile(r"[A-Za-z0-9._ ()+@=,-]{1,255}")
 
 
@@ -47,6 +50,19 @@ def safe_filename(name: str) -> str:
     last = name.replace("\\", "/").rsplit("/", 1)[-1].lstrip(".")
     cleaned = "".join(c if FILENAME.fullmatch(c) else "_" for c in last)[-255:]
     return cleaned or "file"
+
+
+def shown_filename(name: str) -> str:
+    """Returns `name` reduced to its last segment, in any script; characters that could forge a path, a line or a direction are ``_``."""
+    last = unicodedata.normalize("NFC", name).replace("\\", "/").rsplit("/", 1)[-1].lstrip(".")
+    return "".join(c if _is_shown(c) else "_" for c in last)[-255:] or "file"
+
+
+def _is_shown(character: str) -> bool:
+    if character.isascii():
+        return FILENAME.fullmatch(character) is not None
+    category = unicodedata.category(character)
+    return category[0] not in "CZ" or category == "Zs" or character in JOINERS
 
 
 def tenant_prefix(tenant: str) -> str:

@@ -14,7 +14,7 @@ from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
 from ft_assets.datasets.pass_progress import Progress
-from ft_assets.layout import file_key, safe_filename
+from ft_assets.layout import file_key, shown_filename
 
 FETCHER = "control_plane.sandbox.task_fetch"
 WALL_S = 7 * 3600.0
@@ -46,7 +46,7 @@ def fetched(platform: Platform, file: File, *, hub_token: str, progress: Callabl
         made = run_sandboxed(
             FETCHER, order, directory, limits=limits, what=file.source, progress=progress, secret=hub_token, environment=NETWORK
         )
-        name = safe_filename(made["filename"])
+        name = shown_filename(made["filename"])
         key = file_key(tenant, file.id, name)
         with Path(made["path"]).open("rb") as stream:
             received = receive(platform.objects, key, stream, tier)

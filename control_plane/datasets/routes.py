@@ -123,7 +123,11 @@ FORM = {
 async def add(request: Request, platform: PlatformDep, tenant: Writer) -> Suite:
     """Register an evaluation suite. Files validated from now on are checked for its items."""
     async with request.form(max_files=1) as form:  # read here rather than as a parameter, so that the key is checked first
-        fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+        fields: dict[str, str] = {}
+        for given, value in form.multi_items():
+            forms.check_field(given, ("file", "name", "field", "column_map[]"), given=fields)
+            if isinstance(value, str):
+                fields[given] = value
         file = form.get("file")
         if not isinstance(file, UploadFile):
             raise forms.missing("file")

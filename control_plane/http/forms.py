@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from email.message import Message
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -23,19 +26,12 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect
 
 from control_plane.http.rate_limits import TenantLimiter
-from ft_assets.errors import InvalidRequest
+from ft_assets.datasets.policies import READING
+from ft_assets.errors import InvalidRequest, did_you_mean
+from ft_assets.storable_text import check_storable
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-
-import json
-import re
-from collections.abc import Mapping
-from typing import Any
-
-from ft_assets.datasets.policies import READING
-from ft_assets.storable_text import check_storable
 
 MAX_FIELD_BYTES = 1 << 20
 """Size limit of all fields together, names included."""
@@ -66,8 +62,10 @@ class Pace:
 class Form:
     """The body of one request with one file, in the field `file_field`."""
 
-    def __init__(self, request: Request, *, file_field: str, pace: Pace | None = None) -> None:
+    def __init__(self, request: Request, *, file_field: str, known: Collection[str] = (), pace: Pace | None = None) -> None:
+        """Takes the fields that are `known` besides the file; ``name[]`` stands for an object, as JSON or spread over fields."""
         self._file_field = file_field
+        self._known = [file_field, *known]
         self._pace = pace or Pace()
         self._num_bytes, self._waited_s = 0, 0.0
         self._chunks = _chunks_of(request)
@@ -169,13 +167,14 @@ class Form:
         if b"name" not in options:
             raise InvalidRequest("a part of the form has no name; give each one in its Content-Disposition", code="invalid_multipart")
         self._name = _decoded(options[b"name"])
+        check_field(self._name, self._known, given=self.fields)
         self._in_file = self._name == self._file_field
         if not self._in_file:
             return
         if self._file_begun:
             raise InvalidRequest(f"{self._file_field} was sent twice; send one", code="invalid_multipart", param=self._file_field)
         self._file_begun = True
-        self.filename = _decoded(options[b"filename"]) if options.get(b"filename") else None
+        self.filename = _decoded(options[b"filename"]) if options.get(b"filename") else _extended_filename(self._headers)
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._in_file:
@@ -224,6 +223,31 @@ class _Reader(io.RawIOBase):
         data = self.read(len(view))
         view[: len(data)] = data
         return len(data)
+
+
+def check_field(name: str, known: Collection[str], *, given: Collection[str]) -> None:
+    """Refuse a field that is not `known`, or that is among those `given` before; ``name[]`` is known as ``name`` and ``name[key]``."""
+    spread_over = SPREAD.fullmatch(name)
+    if name not in known and f"{spread_over[1] if spread_over else name}[]" not in known:
+        names = [field.removesuffix("[]") for field in known]
+        raise InvalidRequest(
+            f"the form has the unknown field {name[:80]!r}; known are {', '.join(names)}{did_you_mean(name.partition('[')[0], names)}",
+            code="unknown_parameter",
+            param=name[:80],
+        )
+    whole = spread_over[1] if spread_over else name
+    if name in given or (spread_over and whole in given) or any(other.startswith(f"{name}[") for other in given):
+        raise InvalidRequest(f"{whole} was sent twice; send one", code="invalid_multipart", param=whole)
+
+
+def _extended_filename(headers: Mapping[bytes, bytes]) -> str | None:
+    """Return a file name that is sent only in the form of RFC 2231 and 5987: ``filename*=UTF-8''%E6%97%A5.jsonl``."""
+    parsed = Message()
+    parsed["content-disposition"] = headers.get(b"content-disposition", b"").decode("latin-1")
+    try:
+        return parsed.get_filename()
+    except (LookupError, ValueError):  # an encoding that does not exist
+        return None
 
 
 def missing(name: str) -> InvalidRequest:
@@ -283,6 +307,7 @@ def _store_limiter() -> TenantLimiter:
 
 SPREAD = re.compile(r"([a-z_]+)\[([^\[\]]+)\]")
 ANCHOR = "created_at"
+EXPIRES_AFTER = ("anchor", "seconds")
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 """OpenAI's limits: an hour, 30 days."""
 
@@ -302,7 +327,7 @@ def column_map(text: str | None, fields: Mapping[str, str]) -> Mapping[str, str]
 def policies(text: str | None, fields: Mapping[str, str]) -> Mapping[str, Any] | None:
     """Return the settings by name as requested, unchecked; None if none is given."""
     found = _object(text, fields, "policies", hint='write {"pii": "redact"}')
-    if text is None and found is not None:
+    if not text and found is not None:
         found = {name: _number(value) if name not in READING else value for name, value in found.items()}
     reading = {name: fields.get(name) or None for name in READING}
     check_storable(reading)
@@ -315,10 +340,22 @@ def with_reading(policies: Mapping[str, Any] | None, *, encoding: str | None, ro
     return {**(policies or {}), **reading} or None
 
 
+def expires_after(text: str | None, fields: Mapping[str, str]) -> int | None:
+    """Return the seconds of `expires_after`, as JSON or spread over fields; None if not given."""
+    return expires_after_s(_object(text, fields, "expires_after", hint='write {"anchor": "created_at", "seconds": 86400}'))
+
+
 def expires_after_s(given: Mapping[str, Any] | None) -> int | None:
     """Return the seconds of ``{"anchor": "created_at", "seconds": 86400}``; None if not given."""
     if not given:
         return None
+    if (unknown := next((key for key in given if key not in EXPIRES_AFTER), None)) is not None:
+        meant = did_you_mean(unknown, EXPIRES_AFTER)
+        raise InvalidRequest(
+            f"expires_after has the unknown key {unknown[:80]!r}; it has {' and '.join(EXPIRES_AFTER)}{meant}",
+            code="invalid_expires_after",
+            param="expires_after",
+        )
     anchor, seconds = given.get("anchor"), given.get("seconds")
     if anchor != ANCHOR:
         raise InvalidRequest(
@@ -350,7 +387,7 @@ def _object(text: str | None, fields: Mapping[str, str], name: str, *, hint: str
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        code = {"column_map": "invalid_column_map", "policies": "invalid_policy"}[name]
+        code = {"column_map": "invalid_column_map", "policies": "invalid_policy", "expires_after": "invalid_expires_after"}[name]
         raise InvalidRequest(f"{name} {text[:80]!r} is not a JSON object; {hint}", code=code, param=name)
     check_storable(parsed, name)
     return parsed

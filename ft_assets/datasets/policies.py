@@ -10,7 +10,7 @@ from ft_assets.datasets.checks import all_options
 from ft_assets.datasets.checks.check import Option
 from ft_assets.datasets.readers.containers import MAX_BYTES
 from ft_assets.datasets.readers.encodings import ENCODINGS, UTF8, Encoding, encoding_named
-from ft_assets.errors import InvalidRequest
+from ft_assets.errors import InvalidRequest, did_you_mean
 
 MIN_TRAINING_EXAMPLES = 10
 """Least good examples in a training file: OpenAI's minimum. A validation file may have fewer."""
@@ -102,7 +102,8 @@ class Policies:
 
 def _unknown(name: str) -> InvalidRequest:
     names = ", ".join((*policy_options(), *sorted(READING)))
-    return InvalidRequest(f"policy {name[:60]!r} is not known; there are {names}", code="invalid_policy", param="policies")
+    meant = did_you_mean(name, (*policy_options(), *READING))
+    return InvalidRequest(f"policy {name[:60]!r} is not known; there are {names}{meant}", code="invalid_policy", param="policies")
 
 
 def too_few_to_train(num_examples: int) -> str | None:

@@ -33,7 +33,7 @@ from control_plane.tenants.rules import GIB, Tier, tier_named
 from control_plane.tenants.service import find_tenant, refuse_while_deleted
 from control_plane.tenants.service import get as get_tenant
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
-from ft_assets.layout import file_key, part_key, safe_filename
+from ft_assets.layout import file_key, part_key, shown_filename
 
 PENDING, COMPLETED, CANCELLED, EXPIRED = "pending", "completed", "cancelled", "expired"
 PART_BYTES = 64 << 20
@@ -83,7 +83,7 @@ def create(
     now = platform.clock()
     settings = UploadSettings(column_map=column_map or {}, policies=policies or {}, model=model, expires_after_s=expires_after_s)
     values = {
-        "id": f"upload_{uuid.uuid4().hex}", "tenant_id": tenant, "filename": safe_filename(filename), "purpose": purpose,
+        "id": f"upload_{uuid.uuid4().hex}", "tenant_id": tenant, "filename": shown_filename(filename), "purpose": purpose,
         "mime_type": mime_type, "bytes": num_bytes, "settings": asdict(settings), "status": PENDING, "created_at": now,
         "expires_at": now + LIVES,
     }  # fmt: skip

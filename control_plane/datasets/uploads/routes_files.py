@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, BinaryIO, Literal
+from urllib.parse import quote
 
 import anyio
 from fastapi import APIRouter, Query, Request
@@ -20,6 +21,7 @@ from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import FollowerDep, PlatformDep, Reader, Writer
 from control_plane.http.streams import server_sent
 from control_plane.platform.context import Platform
+from ft_assets.layout import safe_filename
 
 CHUNK_BYTES = 1 << 20
 
@@ -38,7 +40,8 @@ FORM = {
         "rows_at": {"type": "string", "description": "For a file that is one JSON object, the key that holds the rows."},
         "model": {"type": "string", "description": "Base model that provides the tokenizer and the control tokens to search for."},
         "expires_after[anchor]": {
-            "type": "string", "enum": [forms.ANCHOR], "description": "What the time counts from: the creation of the file.",
+            "type": "string", "enum": [forms.ANCHOR],
+            "description": "What the time counts from: the creation of the file. `expires_after` may also be one field, as JSON.",
         },
         "expires_after[seconds]": {
             "type": "integer", "minimum": forms.MIN_EXPIRY_S, "maximum": forms.MAX_EXPIRY_S,
@@ -46,6 +49,8 @@ FORM = {
         },
     },
 }  # fmt: skip
+FIELDS = ("purpose", "model", "column_map[]", "policies[]", "expires_after[]", "encoding", "rows_at")
+"""Fields beside the file; of those with brackets, keys may be fields of their own."""
 
 
 @router.post(
@@ -56,10 +61,10 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> dat
 
     The response waits up to 45 seconds for the validation. If `status` is still `uploaded` by then, follow `GET /v1/files/{file_id}/events`
     until it is `processed` or `error`. Send the other fields before the file, so that they are checked before it is read. Nested fields may
-    be sent as `policies[pii]=redact`, as the OpenAI client does with `extra_body`. For files over 64 MiB use `/v1/uploads`, which can be
-    resumed after a broken connection.
+    be sent as `policies[pii]=redact`, as the OpenAI client does with `extra_body`. Unknown fields are refused. For files over 64 MiB use
+    `/v1/uploads`, which can be resumed after a broken connection.
     """
-    form = forms.Form(request, file_field="file")
+    form = forms.Form(request, file_field="file", known=FIELDS)
     await form.to_file()
     if form.fields.get("purpose"):
         await run_in_threadpool(uploaded_files.check_request, platform, **_checked(_request_of(form.fields)))
@@ -80,7 +85,7 @@ def _request_of(fields: Mapping[str, str]) -> Mapping[str, Any]:
     """Read the form's fields for the service."""
     if not fields.get("purpose"):
         raise forms.missing("purpose")
-    seconds = forms.expires_after_s(forms.spread(fields, "expires_after"))
+    seconds = forms.expires_after(fields.get("expires_after"), fields)
     return {
         "purpose": fields["purpose"],
         "column_map": forms.column_map(fields.get("column_map"), fields),
@@ -139,8 +144,14 @@ def delete(platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) ->
 def content(platform: PlatformDep, tenant: Reader, file_id: parameters.FileId) -> StreamingResponse:
     """Download the content of a file as it was uploaded."""
     row, stream = uploaded_files.content(platform, tenant, file_id)
-    headers = {"content-length": str(row.bytes), "content-disposition": f'attachment; filename="{row.filename}"'}
+    headers = {"content-length": str(row.bytes), "content-disposition": _attachment(row.filename)}
     return StreamingResponse(_chunks(stream), media_type="application/octet-stream", headers=headers)
+
+
+def _attachment(filename: str) -> str:
+    """Return the header that names a download: in ASCII, and as it is (RFC 6266)."""
+    named = f'attachment; filename="{safe_filename(filename)}"'
+    return named if filename.isascii() else f"{named}; filename*=UTF-8''{quote(filename, safe='')}"
 
 
 class _Changes:

@@ -60,7 +60,9 @@ async def add_part(request: Request, platform: PlatformDep, tenant: Writer, uplo
     await run_in_threadpool(multipart_uploads.open_upload, platform, tenant, upload_id)  # checked before the body is read
     form = forms.Form(request, file_field="data")
     await form.to_file()
-    return await form.store(lambda stream: multipart_uploads.add_part(platform, tenant, upload_id, stream), tenant=tenant)
+    part = await form.store(lambda stream: multipart_uploads.add_part(platform, tenant, upload_id, stream), tenant=tenant)
+    await form.rest()
+    return part
 
 
 @router.post("/{upload_id}/complete", summary="Complete an upload")

@@ -31,7 +31,7 @@ from control_plane.tenants.service import refuse_while_deleted
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.policies import Policies
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from ft_assets.layout import file_key, safe_filename
+from ft_assets.layout import file_key, shown_filename
 
 PURPOSES = ("fine-tune",)
 ABANDONED_AFTER = timedelta(minutes=2)
@@ -84,7 +84,7 @@ def store(platform: Platform, tenant: str, stream: BinaryIO, *, filename: str) -
     with platform.engine.connect() as conn:
         refuse_while_deleted(conn, tenant)  # before any byte is read, and again with the row
     tier = tier_named(get_tenant(platform, tenant).tier)
-    file_id, name = new_id(), safe_filename(filename)
+    file_id, name = new_id(), shown_filename(filename)
     key = file_key(tenant, file_id, name)
     with orphaned_objects.announced(platform, tenant, key):
         received = receive(platform.objects, key, stream, tier)
@@ -167,7 +167,7 @@ def insert_row(
     source: str | None = None, hub_token_given: bool = False, expires_after: timedelta | None = None,
 ) -> File:  # fmt: skip
     """Insert the row of an unvalidated file; without `sha256`, of an import to be fetched."""
-    name = safe_filename(filename)
+    name = shown_filename(filename)
     values = {
         "id": file_id, "tenant_id": tenant, "filename": name, "purpose": purpose, "bytes": num_bytes, "sha256": sha256,
         "object_key": file_key(tenant, file_id, name), "column_map": dict(column_map or {}), "policies": dict(policies or {}),

@@ -128,7 +128,7 @@ def test_fields_may_follow_the_file(
         (field("purpose", "fine-tune") + field("model", "gpt-5"), "model_not_found", "model"),
         (field("purpose", "fine-tune") + field("policies", '{"pii": 7}'), "invalid_policy", "policies"),
         (field("purpose", "fine-tune") + file_begins("b") + b"x\r\n", "invalid_multipart", "file"),
-        (field("purpose", "fine-tune") + field("x", "y" * (1 << 21)), "invalid_multipart", None),
+        (field("purpose", "fine-tune") + field("column_map", "y" * (1 << 21)), "invalid_multipart", None),
         (field("expires_after[anchor]", "now") + field("purpose", "fine-tune"), "invalid_expires_after", "expires_after"),
     ],
 )
