@@ -18,16 +18,9 @@ MAX_POSITIONS: Final = 1024
 EMBEDDING_STD: Final = 0.5
 HEAD_STD: Final = 0.04
 
-CHAT_TEMPLATE: Final = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"
-    "{% else %}{{ message['content'] + '<|im_end|>\\n' }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-"""ChatML. The end token is inside the generation block: a model that is not trained on it never stops."""
+CHAT_TEMPLATE: Final = (Path(__file__).parent / "base_model" / "chat_template.jinja").read_text(encoding="utf-8")
+"""ChatML, with tools in the form of Hermes and Qwen. The end token is inside the generation block: a model that is not trained on it
+never stops."""
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
