@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ft_assets.durable_files import sha256_of
-from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailable
+from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailable, did_you_mean
 
 BUILTIN = Path(__file__).with_name("base_models.yaml")
 KNOWN = Path(__file__).with_name("known_models.yaml")
@@ -119,7 +119,9 @@ class Catalogue:
         if found is None:
             known = ", ".join(self.ids()) or "none"
             raise NotFound(
-                f"base model {model_id[:80]!r} is not in the catalogue; choose one of: {known}", code="model_not_found", param="model"
+                f"base model {model_id[:80]!r} is not in the catalogue; choose one of: {known}{did_you_mean(model_id, self.ids())}",
+                code="model_not_found",
+                param="model",
             )
         return dict(found[0]), found[1]
 

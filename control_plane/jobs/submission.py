@@ -16,13 +16,13 @@ from typing import Any, Self
 
 from ft_assets.datasets import mixture
 from ft_assets.datasets.mixture import MixedFile
-from ft_assets.errors import InvalidRequest
+from ft_assets.errors import InvalidRequest, did_you_mean
 from ft_assets.evals import config as eval_config
 from ft_assets.storable_text import check_storable
 from ft_assets.training.methods import get as get_method
 from ft_assets.training.methods import registered
 from ft_assets.training.recipes import ADAPTERS, AdapterKind
-from ft_assets.training.requested_hyperparameters import checked, checked_hardware
+from ft_assets.training.requested_hyperparameters import LIMITS, checked, checked_hardware
 from ft_assets.training.spec import canonical_json
 
 ALIASES: Mapping[str, str] = {"supervised": "sft"} | dict.fromkeys(ADAPTERS, "sft")
@@ -172,7 +172,14 @@ def _check_types(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         kind = TYPES.get(name)
         if kind is None:
-            raise InvalidRequest(f"unknown field {name[:80]!r}; known are {', '.join(TYPES)}", code="unknown_parameter", param=name[:80])
+            if name in LIMITS:
+                raise InvalidRequest(
+                    f'unknown field {name!r}; it is a hyperparameter: write {{"hyperparameters": {{"{name}": ...}}}}',
+                    code="unknown_parameter",
+                    param=name,
+                )
+            hint = did_you_mean(name, TYPES) or f"; known are {', '.join(TYPES)}"
+            raise InvalidRequest(f"unknown field {name[:80]!r}{hint}", code="unknown_parameter", param=name[:80])
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise InvalidRequest(f"{name} {str(value)[:80]!r} is not {WORDS[kind]}", code="invalid_type", param=name)
     if given.get("training_file") and "training_files" in given:
@@ -209,7 +216,11 @@ def _method(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     known = [*ALIASES, *registered()]
     if name not in known:
         supported = ", ".join(known)
-        raise InvalidRequest(f"method {name[:80]!r} is not supported; use one of: {supported}", code="unsupported_method", param="method")
+        raise InvalidRequest(
+            f"method {name[:80]!r} is not supported; use one of: {supported}{did_you_mean(name, known)}",
+            code="unsupported_method",
+            param="method",
+        )
     settings = {} if isinstance(requested, str) else requested.get(name) or {}
     unknown = [] if isinstance(requested, str) else sorted(set(requested) - {"type", name})
     if unknown or not isinstance(settings, dict) or set(settings) - {"hyperparameters"}:

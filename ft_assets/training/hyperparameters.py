@@ -17,10 +17,11 @@ from typing import Any, Literal, cast
 
 from ft_assets.base_models import MAX_RANK
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import methods
+from ft_assets.training import methods, schedules
 from ft_assets.training.model_shapes.attention_kernels import AttentionNeeds, Device, Kernel, choose, objection
 from ft_assets.training.recipes import AdapterKind, Default, Recipe, select
 from ft_assets.training.requested_hyperparameters import (
+    LIMITS,
     SPLITS_WEIGHTS,
     Combination,
     check_combination,
@@ -47,6 +48,10 @@ LEAST_TOKENS = 2
 """Of any example: one and the end of its turn or text. So many examples make enough windows whatever they hold."""
 OF_EVERY_RECIPE: Mapping[str, Default] = {
     "min_lr_ratio": Default(value=0.0, source="the schedules of transformers end at 0"),
+    "schedule_decay_ratio": Default(value=0.2, source="Haegele et al. 2024, section 3: a fall over 20 % of the steps matches cosine"),
+    "schedule_decay_shape": Default(value="1-sqrt", source="Haegele et al. 2024, section 3: ends lower than a linear fall"),
+    "schedule_cycles": Default(value=2, source="the fewest that restart"),
+    "schedule_power": Default(value=1.0, source="transformers and BERT: a power of 1 is linear"),
     "layer_lr_decay": Default(value=1.0, source="one rate for all blocks, as every recipe's source trains"),
     "adam_beta1": Default(value=0.9, source="AdamW paper; PyTorch's default"),
     "adam_epsilon": Default(value=1e-8, source="AdamW paper; PyTorch's default"),
@@ -118,6 +123,10 @@ class Plan:
         """The kernel for what the request, else the recipe, says, on the GPU of the pool; ``auto`` prefers flash attention."""
         packed = methods.get(self.method).pack == "windows"
         return choose(str(self.value("attention")), self.needs, self.device, precision=self.precision, packed=packed).kernel
+
+    @property
+    def schedule(self) -> schedules.ScheduleName | schedules.Points:
+        return cast(schedules.ScheduleName | schedules.Points, LIMITS["schedule"].plain(self.value("schedule")))
 
     @property
     def optimizer(self) -> str:
@@ -207,7 +216,12 @@ def _combination(found: Plan, hardware: Mapping[str, Any], max_rank: int) -> Com
         precision=found.precision,
         requested=found.requested,
         hardware=hardware,
-        settings={"schedule": found.value("schedule"), "optimizer": found.optimizer, **lora},
+        settings={
+            "optimizer": found.optimizer,
+            "schedule": found.schedule,
+            **{name: found.value(name) for name in ("warmup_ratio", "schedule_decay_ratio")},
+            **lora,
+        },
         max_rank=max_rank,
     )
 
@@ -367,8 +381,8 @@ def _optimization(plan: Plan, pack: PackFacts, *, world_size: int, fits: int | N
         num_epochs=epochs,
         per_device_batch_size=per_device,
         accumulation_steps=batch // world_size // per_device,
-        schedule=cast(Literal["linear", "cosine", "constant"], plan.value("schedule")),
-        warmup_ratio=float(plan.value("warmup_ratio")),
+        schedule=plan.schedule,
+        warmup_ratio=0.0 if isinstance(plan.schedule, tuple) else float(plan.value("warmup_ratio")),
         weight_decay=float(plan.value("weight_decay")),
         max_grad_norm=float(plan.value("max_grad_norm")),
         min_lr_ratio=float(plan.value("min_lr_ratio")),
@@ -379,8 +393,15 @@ def _optimization(plan: Plan, pack: PackFacts, *, world_size: int, fits: int | N
         layer_lr_decay=float(plan.value("layer_lr_decay")),
         neftune_noise_alpha=float(plan.value("neftune_noise_alpha")),
         max_steps=plan.requested.get("max_steps"),
+        **_schedule_options(plan),
         early_stopping=_early_stopping(plan.requested),
     )
+
+
+def _schedule_options(plan: Plan) -> dict[str, Any]:
+    """Returns the options that the schedule reads, as requested or by default."""
+    own = {name for name, readers in schedules.OPTIONS.items() if name.startswith("schedule_") and plan.schedule in readers}
+    return {name: plan.value(name) for name in sorted(own) if name in plan.requested or name in OF_EVERY_RECIPE}
 
 
 def _early_stopping(requested: Mapping[str, Any]) -> EarlyStopping | None:

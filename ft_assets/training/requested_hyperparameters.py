@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
-from ft_assets.errors import InvalidRequest
-from ft_assets.training import methods
+from ft_assets.errors import InvalidRequest, did_you_mean
+from ft_assets.training import methods, schedules
 from ft_assets.training.methods import Limit
 from ft_assets.training.model_shapes import context_split
 
@@ -35,7 +35,12 @@ LIMITS: Mapping[str, Limit] = {
     ),
     "max_seq_len": Limit(kind="int", low=64),
     "max_steps": Limit(kind="int", low=1, high=10_000_000),
-    "schedule": Limit(kind="word", words=("linear", "cosine", "constant")),
+    "schedule": Limit(kind="schedule", words=schedules.NAMES, aliases=schedules.ALIASES),
+    "schedule_decay_ratio": Limit(kind="float", low=0, high=1, above_low=True, because="the share of the steps over which wsd falls"),
+    "schedule_decay_shape": Limit(kind="word", words=schedules.DECAY_SHAPES),
+    "schedule_cycles": Limit(kind="int", low=2, high=100, because="once is schedule cosine"),
+    "schedule_power": Limit(kind="float", low=0, high=10, above_low=True),
+    "schedule_timescale": Limit(kind="int", low=1, high=10_000_000, because="steps after which inverse_sqrt begins to fall"),
     "warmup_ratio": Limit(kind="float", low=0, high=0.5),
     "min_lr_ratio": Limit(kind="float", low=0, high=1, because="the rate at the end as a share of learning_rate"),
     "layer_lr_decay": Limit(kind="float", low=0.5, high=1, because="it multiplies the rate once per block, from the last one down"),
@@ -96,7 +101,7 @@ def checked(requested: Mapping[str, Any], *, method: str = "sft") -> dict[str, A
         if value is None or value == "auto":
             continue
         if (wrong := _wrong(limit, value)) is not None:
-            raise refusal(name, f"{name} {wrong}; change it, or leave it out for the recipe's default")
+            raise refusal(name, f"{name} {wrong}; change it, or leave it out for the recipe's default{limit.suggestion(value)}")
         values[name] = limit.plain(value)
     if "learning_rate" in values and "learning_rate_multiplier" in values:
         raise refusal("learning_rate", "learning_rate and learning_rate_multiplier were both given; keep one of them")
@@ -111,11 +116,12 @@ def checked_hardware(asked: Mapping[str, Any] | None) -> dict[str, Any]:
         param = f"hardware.{name[:80]}"
         if limit is None:
             known = ", ".join(HARDWARE)
-            raise InvalidRequest(f"hardware {name[:80]!r} does not exist; known are {known}", code="unknown_parameter", param=param)
+            hint = did_you_mean(name, HARDWARE)
+            raise InvalidRequest(f"hardware {name[:80]!r} does not exist; known are {known}{hint}", code="unknown_parameter", param=param)
         if value is None or value == "auto":
             continue
         if (wrong := _wrong(limit, value)) is not None:
-            raise _hardware_refusal(f"hardware.{name} {wrong}; change it, or leave it out", param=param)
+            raise _hardware_refusal(f"hardware.{name} {wrong}; change it, or leave it out{limit.suggestion(value)}", param=param)
         values[name] = limit.plain(value)
     return values
 
@@ -136,7 +142,7 @@ def _unknown(name: str, method: str, own: Mapping[str, Limit]) -> str:
     others = [m.name for m in methods.registered().values() if name in m.settings]
     if others:
         return f"{name} is a setting of {', '.join(others)}, but the method is {method}; leave it out, or choose one of those methods"
-    return f"hyperparameter {name[:80]!r} does not exist; known are {', '.join([*own, *LIMITS])}"
+    return f"hyperparameter {name[:80]!r} does not exist; GET /v1/fine_tuning/model_limits lists all{did_you_mean(name, [*own, *LIMITS])}"
 
 
 EXPERT_SETTINGS = ("train_experts", "train_router")
@@ -159,7 +165,7 @@ class Combination:
     requested: Mapping[str, Any]
     hardware: Mapping[str, Any]
     settings: Mapping[str, Any]
-    """Rank, alpha, schedule and optimizer, as requested or by the recipe; neither rank nor alpha for ``full``."""
+    """Rank, alpha, optimizer, schedule and its shares, as requested or by default; neither rank nor alpha for ``full``."""
     max_rank: int = MAX_RANK
     """Highest rank that the servers load."""
 
@@ -258,8 +264,16 @@ def _pissa_rules(c: Combination) -> Iterator[InvalidRequest]:
 
 
 def _rate_rules(c: Combination) -> Iterator[InvalidRequest]:
-    if c.requested.get("min_lr_ratio") and c.settings["schedule"] == "constant":
-        yield refusal("min_lr_ratio", "min_lr_ratio has no effect with schedule constant; use cosine or linear, or leave it out")
+    schedule = schedules.name_of(c.settings["schedule"])
+    for name, readers in schedules.OPTIONS.items():
+        if c.requested.get(name) and schedule not in readers:
+            offered = " or ".join(readers) if len(readers) < len(schedules.NAMES) else "one that has a name"
+            yield refusal(name, f"{name} has no effect with schedule {schedule}; use {offered}, or leave {name} out")
+    warmup, decay = float(c.settings["warmup_ratio"]), float(c.settings["schedule_decay_ratio"])
+    if schedule == "wsd" and warmup + decay > 1:
+        yield refusal(
+            "schedule_decay_ratio", f"schedule_decay_ratio {decay:g} and warmup_ratio {warmup:g} are more than the run; lower one of them"
+        )
     for name in ADAM_SETTINGS:
         if name in c.requested and c.settings["optimizer"] == "adafactor":
             yield refusal(name, f"{name} has no effect with optimizer adafactor; leave it out, or use adamw_torch")

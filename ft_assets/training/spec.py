@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ft_assets.training.model_shapes.attention_kernels import Kernel
+from ft_assets.training.schedules import DecayShape, Points, ScheduleName
 from ft_assets.typed_json import from_json
 
 
@@ -99,12 +100,21 @@ class Optimization:
     """Rows of the pack (windows, pairs) per micro-batch of one process."""
     accumulation_steps: int
     """Micro-batches per optimizer step."""
-    schedule: Literal["linear", "cosine", "constant"] = "cosine"
+    schedule: ScheduleName | Points = "cosine"
+    """Course of the rate (``schedules.py``); its options below are None unless it reads them."""
     warmup_ratio: float = 0.03
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     min_lr_ratio: float = 0.0
     """Rate at the end of the schedule, as a share of `learning_rate`."""
+    schedule_decay_ratio: float | None = None
+    """Share of the steps over which `wsd` falls."""
+    schedule_decay_shape: DecayShape | None = None
+    schedule_cycles: int | None = None
+    """Times that `cosine_with_restarts` falls."""
+    schedule_power: float | None = None
+    schedule_timescale: int | None = None
+    """Steps after which `inverse_sqrt`, counted from the start of a warm-up as long, begins to fall; None: the warm-up's own."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     adam_epsilon: float = 1e-8
     optimizer: str = "adamw_torch"
@@ -251,8 +261,11 @@ class TrainingSpec:
 LATER_FIELDS: Mapping[type, tuple[str, ...]] = {
     TrainingSpec: ("context_parallel",),
     LoraSettings: ("use_rslora", "use_dora", "init_lora_weights"),
-    Optimization: ("min_lr_ratio", "adam_epsilon", "loraplus_lr_ratio", "layer_lr_decay", "neftune_noise_alpha"),
-}
+    Optimization: (
+        "min_lr_ratio", "adam_epsilon", "loraplus_lr_ratio", "layer_lr_decay", "neftune_noise_alpha", "schedule_decay_ratio",
+        "schedule_decay_shape", "schedule_cycles", "schedule_power", "schedule_timescale",
+    ),
+}  # fmt: skip
 """Fields that came after release 0.1. Specs leave them out at their defaults, which is how that release trains: its specs keep their
 digests, and its jobs resume from their checkpoints. A new field belongs here."""
 PARTS = {LoraSettings: "lora", Optimization: "optimization"}

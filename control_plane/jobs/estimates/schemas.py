@@ -14,7 +14,8 @@ class ValueLimit(ApiModel):
     """Values that a hyperparameter accepts."""
 
     type: str
-    """Kind of value: `int`, `float`, `word` (one of `allowed`), `flag` (true or false) or `modules` (names of layers)."""
+    """Kind of value: `int`, `float`, `word` (one of `allowed`), `flag` (true or false), `modules` (names of layers) or `schedule` (one of
+    `allowed`, or a list of points)."""
     minimum: float | None
     """Smallest number accepted; null if there is none or the value is not a number."""
     exclusive_minimum: bool

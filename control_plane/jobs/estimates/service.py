@@ -42,7 +42,7 @@ from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExa
 from ft_assets.datasets.tokens.encoders import UNCUT
 from ft_assets.datasets.tokens.token_shards import Tally, encode_or_drop
 from ft_assets.errors import Conflict, InvalidDataset
-from ft_assets.training import hyperparameters, methods
+from ft_assets.training import hyperparameters, methods, schedules
 from ft_assets.training.hyperparameters import Plan
 from ft_assets.training.methods import Method
 from ft_assets.training.spec import TrainingSpec
@@ -94,7 +94,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     spec, rows, expected = expected_time.training(
         platform, placed, model, dataset_id=file.dataset_id, num_examples=num_examples, tokens=tokens.per_epoch, seed=request.seed or 0
     )
-    seconds, epochs = expected.expected_s, spec.optimization.num_epochs
+    seconds, epochs, total_steps = expected.expected_s, spec.optimization.num_epochs, spec.total_steps(num_rows=rows)
     evaluation_s = expected_time.evaluation_s(model, placed.evaluation_replicas)
     gpu_seconds = seconds * spec.world_size + evaluation_s * placed.evaluation_gpus
     pool = job_plan.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds)
@@ -114,7 +114,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         max_seq_len=max_seq_len,
         n_epochs=epochs,
         tokens=schemas.EstimatedTokens.of(tokens, total=round(tokens.per_epoch * epochs)),
-        total_steps=spec.total_steps(num_rows=rows),
+        total_steps=total_steps,
         num_gpus=spec.world_size,
         gpu_type=pool.gpu_type,
         tier=tier,
@@ -129,7 +129,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         recipe=spec.recipe,
         result=_result(spec, starts_servers=platform.servers is not None),
         memory=placed.fit.to_dict(),
-        assumptions=_assumptions(placed, tokens, spec, expected, evaluation_s, pool, prices, tier, start),
+        assumptions=_assumptions(placed, tokens, spec, total_steps, expected, evaluation_s, pool, prices, tier, start),
     )
 
 
@@ -299,6 +299,7 @@ def _assumptions(
     placed: Placed,
     tokens: Tokens,
     spec: TrainingSpec,
+    total_steps: int,
     expected: expected_time.Expectation,
     evaluation_s: float,
     pool: Pool,
@@ -314,6 +315,7 @@ def _assumptions(
     return [
         f"tokens: {tokens.how}" + (f"; 95 % of such samples are within {tokens.error:,}" if tokens.error else ""),
         ROW_COUNTS.get(method.pack) or _windows(placed.plan, spec),
+        f"learning rate: {schedules.describe(spec.optimization, total_steps=total_steps)}",
         f"speed: {expected.tokens_per_s:,.0f} tokens a second on {spec.world_size} x {pool.gpu_type} ({spec.method} {spec.adapter}, "
         f"{spec.precision}) after {expected.modelled.setup_s:.0f} s of set-up, by the cost model",
         expected.in_words(),

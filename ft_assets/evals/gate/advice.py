@@ -62,6 +62,8 @@ class LastRun:
     rank: int | None = None
     batch_size: int | None = None
     warmup_ratio: float | None = None
+    has_points: bool = False
+    """The rate followed a list of points, which has no other warm-up."""
     safety_share: float | None = None
     num_examples: int | None = None
     max_rank: int = MAX_RANK
@@ -80,6 +82,7 @@ class LastRun:
             max_rank=max_rank // 2 if lora.get("init_lora_weights") else max_rank,
             batch_size=global_batch_size(spec or {}),
             warmup_ratio=opt.get("warmup_ratio"),
+            has_points=isinstance(opt.get("schedule"), list | tuple),
             safety_share=safety_share,
             num_examples=num_examples,
         )
@@ -186,7 +189,7 @@ def _wrong_rate(shape: Shape, run: LastRun, ends: Mapping[str, Any]) -> Iterator
 
 
 def _unstable(shape: Shape, run: LastRun) -> Advice:
-    changes = {"warmup_ratio": round(min(0.5, max(0.1, 2 * (run.warmup_ratio or 0.0))), 2)}
+    changes: dict[str, float] = {} if run.has_points else {"warmup_ratio": round(min(0.5, max(0.1, 2 * (run.warmup_ratio or 0.0))), 2)}
     changes |= {"batch_size": 2 * run.batch_size} if run.batch_size else {}
     message = (
         f"{shape.num_spikes} gradients of the second half were more than ten times the usual {shape.median_norm:.2g}: warm up for longer"

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-from ft_assets.errors import InvalidRequest
+from ft_assets.errors import InvalidRequest, did_you_mean
+from ft_assets.training import schedules
 
 ENTRY_POINTS = "ft_platform.methods"
 
@@ -27,12 +28,14 @@ PackKind = Literal["windows", "pairs", "judged"]
 class Limit:
     """The values that a hyperparameter accepts."""
 
-    kind: Literal["int", "float", "word", "flag", "modules"]
+    kind: Literal["int", "float", "word", "flag", "modules", "schedule"]
     low: float = -math.inf
     high: float = math.inf
     above_low: bool = False
     """The lower limit itself is excluded."""
     words: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of `words`."""
     allowed: tuple[int, ...] = ()
     because: str = ""
 
@@ -41,7 +44,7 @@ class Limit:
         if self.kind == "modules":
             return "all-linear, or a list of modules from " + ", ".join(self.words)
         if self.words:
-            return "one of " + ", ".join(self.words)
+            return "one of " + ", ".join(self.words) + (schedules.OR_POINTS if self.kind == "schedule" else "")
         if self.kind == "flag":
             return "true or false"
         if self.allowed:
@@ -51,8 +54,10 @@ class Limit:
         return f"{kind} {low}" + (f" and at most {self.high:g}" if self.high < math.inf else "")
 
     def accepts(self, value: object) -> bool:
-        if self.kind == "word":
-            return isinstance(value, str) and value in self.words
+        if self.kind == "schedule" and not isinstance(value, str):
+            return schedules.is_points(value)
+        if self.kind in ("word", "schedule"):
+            return isinstance(value, str) and (value in self.words or value in self.aliases)
         if self.kind == "modules":
             return value == "all-linear" or self._names(value)
         if self.kind == "flag":
@@ -72,7 +77,17 @@ class Limit:
             return int(value)
         if self.kind == "float":
             return float(value)
-        return tuple(sorted(value)) if isinstance(value, list) else value
+        if self.kind == "modules":
+            return tuple(sorted(value)) if isinstance(value, list) else value
+        if self.kind == "schedule" and not isinstance(value, str):
+            return tuple((float(position), float(factor)) for position, factor in value)
+        return self.aliases.get(value, value)
+
+    def suggestion(self, value: object) -> str:
+        """Returns ``; did you mean adafactor?`` if `value` is close to one of several words."""
+        names = value if isinstance(value, list) else [value]
+        wrong = [name for name in names if isinstance(name, str) and name not in self.words]
+        return did_you_mean(wrong[0], [*self.words, *self.aliases]) if wrong else ""
 
     def _names(self, value: object) -> bool:
         """A list of words without repetition; an empty one would train nothing."""
@@ -143,5 +158,7 @@ def get(name: str) -> Method:
         return registered()[name]
     except KeyError:
         raise InvalidRequest(
-            f"method {name[:80]!r} is not supported; use one of: {', '.join(registered())}", code="unsupported_method", param="method"
+            f"method {name[:80]!r} is not supported; use one of: {', '.join(registered())}{did_you_mean(name, registered())}",
+            code="unsupported_method",
+            param="method",
         ) from None

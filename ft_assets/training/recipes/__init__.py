@@ -19,7 +19,7 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from ft_assets import yaml_files
-from ft_assets.errors import InvalidRequest
+from ft_assets.errors import InvalidRequest, did_you_mean
 from ft_assets.training import methods
 from ft_assets.training.spec import canonical_json
 
@@ -165,8 +165,10 @@ def named(name: str, known: Mapping[str, Recipe] | None = None) -> Recipe:
     recipes = load_all() if known is None else known
     found = recipes.get(name) or next((r for r in recipes.values() if r.label == name), None)
     if found is None:
-        offered = ", ".join(r.label for r in recipes.values())
-        raise InvalidRequest(f"recipe {name[:80]!r} does not exist; choose one of {offered}", code="invalid_recipe", param="recipe")
+        hint = did_you_mean(name, [r.label for r in recipes.values()])
+        raise InvalidRequest(
+            f"recipe {name[:80]!r} does not exist; GET /v1/recipes lists them{hint}", code="invalid_recipe", param="recipe"
+        )
     return found
 
 

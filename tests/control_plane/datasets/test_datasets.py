@@ -183,6 +183,7 @@ def test_an_estimate_rests_on_counted_tokens_where_they_were_counted(ft: FtClien
     assert exact["seconds_to_start"] == 0, "nothing is ahead of it"
     assert exact["seconds_to_finish"] == pytest.approx(exact["gpu_hours"] * 3600, abs=1)
     assert len(exact["assumptions"]) >= 5
+    assert any(line.startswith("learning rate: ") and " steps of warm-up, then " in line for line in exact["assumptions"])
     assert ft.jobs.list().all() == [], "an estimate submits nothing"
 
 

@@ -106,7 +106,12 @@ def test_method_and_adapter_are_read_from_wherever_a_client_puts_them(fields: di
         ({"hyperparameters": {"modules_to_save": ["lm_head"]}}, "invalid_hyperparameter", "cannot be served"),
         ({"hardware": {"num_gpus": 6}}, "invalid_hardware", "one of 1, 2, 4, 8, 16, 32"),
         ({"hardware": {"gpus": 8}}, "unknown_parameter", "known are num_gpus, strategy"),
+        ({"hardware": {"num_gpu": 8}}, "unknown_parameter", "did you mean num_gpus"),
         ({"method": {"type": "dpo", "supervised": {}}}, "unknown_parameter", "takes only"),
+        ({"method": "supervized"}, "unsupported_method", "did you mean supervised"),
+        ({"validation_fil": "file-2"}, "unknown_parameter", "did you mean validation_file"),
+        ({"zzz": 1}, "unknown_parameter", "known are model, training_file"),
+        ({"learning_rate": 1e-4}, "unknown_parameter", r'it is a hyperparameter: write \{"hyperparameters": \{"learning_rate": ...\}\}'),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_at_submission(fields: dict[str, Any], code: str, says: str) -> None:

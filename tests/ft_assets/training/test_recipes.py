@@ -118,9 +118,9 @@ def test_every_known_model_has_one_recipe_of_its_family_for_each_adapter(model: 
         assert chosen.value("learning_rate") == (2e-5 if adapter == "full" else 2e-4)
 
 
-def test_an_unknown_recipe_or_version_is_refused_with_the_known_ones() -> None:
-    for name in ("nope", "any-lora@99"):
-        with pytest.raises(InvalidRequest, match="any-lora@3"):
+def test_an_unknown_recipe_or_version_is_refused_with_the_closest_ones() -> None:
+    for name, says in (("zzz", "lists them$"), ("any-lora@99", r"did you mean any-lora@3"), ("lama-3-lora", "did you mean llama-3-lora@")):
+        with pytest.raises(InvalidRequest, match=says):
             recipes.select("llama-8b", adapter="lora", name=name)
     assert recipes.select("demo-llama-3m", adapter="lora", name="any-lora@3").name == "any-lora"
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import get_scheduler
 
+from ft_assets.training import schedules
 from ft_assets.training.runtime.model import decoder
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import Optimization
@@ -70,20 +69,8 @@ def make_optimizer(model: Any, opt: Optimization) -> torch.optim.Optimizer:
 
 
 def make_schedule(optimizer: Any, opt: Optimization, *, total_steps: int) -> Any:
-    """Returns the multiplier of the learning rate per step; its only state is the step. After the warm-up it falls from 1 to
-    ``min_lr_ratio``, as transformers' ``cosine_with_min_lr`` does."""
-    name, warmup = "constant_with_warmup" if opt.schedule == "constant" else opt.schedule, math.ceil(total_steps * opt.warmup_ratio)
-    schedule: Any = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total_steps)
-    if opt.min_lr_ratio:
-        schedule.lr_lambdas = [_with_floor(fall, opt.min_lr_ratio, warmup=warmup) for fall in schedule.lr_lambdas]
-    return schedule
-
-
-def _with_floor(fall: Callable[[int], float], least: float, *, warmup: int) -> Callable[[int], float]:
-    def multiplier(step: int) -> float:
-        return fall(step) if step < warmup else least + (1.0 - least) * fall(step)
-
-    return multiplier
+    """Returns the multiplier of the learning rate per step; its only state is the step."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedules.factor(opt, step, total_steps=total_steps))
 
 
 Convert = Callable[[torch.Tensor, Any], torch.Tensor]

@@ -61,6 +61,14 @@ def test_advice_from_curves(rows: list[dict[str, float]], codes: list[str]) -> N
     assert [a.code for a in advise(rows)] == codes
 
 
+def test_advice_on_a_rate_of_points_changes_no_warm_up_which_points_do_not_read() -> None:
+    spiking = curve(falling(60, 3.0, 0.5, half=0.08), norms=lambda i: 25.0 if i % 9 == 8 else 1.0)
+    of_points = LastRun.of_spec({"optimization": {"schedule": [[0, 1], [1, 0]], "warmup_ratio": 0.0}})
+    of_cosine = LastRun.of_spec({"optimization": {"schedule": "cosine", "warmup_ratio": 0.03}})
+    assert [dict(a.changes) for a in advise(spiking, run=of_cosine)] == [{"warmup_ratio": 0.1}]
+    assert [dict(a.changes) for a in advise(spiking, run=of_points)] == [{}]
+
+
 LOST = {"base": {"arc": suite_scores(120)}, "adapter": {"arc": suite_scores(90)}}
 LABEL = "Yes."
 

@@ -46,6 +46,11 @@ WINDOWS = {
     "dora in 4 bits": changed(lora=replace(LORA, use_dora=True), adapter="qlora", quantization=Quantization()),
     "pissa": changed(lora=replace(LORA, dropout=0.0, init_lora_weights="pissa_niter_4")),
     "lora+ and other betas": changed({"loraplus_lr_ratio": 16.0, "adam_betas": (0.8, 0.95), "adam_epsilon": 1e-6, "weight_decay": 0.1}),
+    "wsd": changed({"schedule": "wsd", "schedule_decay_ratio": 0.5, "schedule_decay_shape": "1-sqrt"}),
+    "restarts": changed({"schedule": "cosine_with_restarts", "schedule_cycles": 2}),
+    "polynomial": changed({"schedule": "polynomial", "schedule_power": 2.0}),
+    "inverse square root": changed({"schedule": "inverse_sqrt", "schedule_timescale": 3}),
+    "points": changed({"schedule": ((0.0, 0.0), (0.3, 1.0), (1.0, 0.1)), "warmup_ratio": 0.0}),
     "a floor of the rate": changed({"schedule": "cosine", "warmup_ratio": 0.3, "min_lr_ratio": 0.2}),
     "rates by layer": changed({"layer_lr_decay": 0.8, "weight_decay": 0.1}, adapter="full", lora=None),
     "noise on embeddings": changed({"neftune_noise_alpha": 5.0}),
@@ -92,7 +97,7 @@ def assert_exact_when_interrupted(start: Callable[[str], Training], *, every: in
     assert interruptions >= polls // every // 2
 
 
-@pytest.mark.parametrize("window", slow_but(WINDOWS, "lora", "full"))
+@pytest.mark.parametrize("window", slow_but(WINDOWS, "lora", "full", "points"))
 @pytest.mark.parametrize("every", EVERY)
 def test_interrupted_at_any_step_is_never_interrupted(window: str, every: int, files: tuple[Path, Path], tmp_path: Path) -> None:
     assert_exact_when_interrupted(lambda name: training(WINDOWS[window], files, tmp_path / name), every=every)

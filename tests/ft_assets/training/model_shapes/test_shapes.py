@@ -11,7 +11,7 @@ from ft_assets.base_models import count_parameters
 from ft_assets.training import model_shapes
 from ft_assets.training.model_shapes import context_split
 
-DEMO = Path(__file__).parents[3] / "examples" / "demo" / "base_model"
+DEMO = Path(__file__).parents[4] / "examples" / "demo" / "base_model"
 
 PUBLISHED = {
     "llama-3.1-8b": 8_030_261_248,
