@@ -18,7 +18,7 @@ from ft_assets.datasets.shapes import to_example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import InvalidRequest
 from resources.inference.schemas import ChatRequest
-from tests.ft_assets.datasets.conversations import Conversation, Kinds, conversation, spelled
+from tests.ft_assets.datasets.tokens.conversations import Conversation, Kinds, conversation, spelled
 from tests.ft_assets.datasets.tokens.test_templates import FAMILIES, build
 from tests.ft_assets.datasets.tokens.test_tokens import TOOLS_TEMPLATE, with_template
 
