@@ -41,6 +41,7 @@ from control_plane.platform.transfer import download
 from ft_assets.adapters import package
 from ft_assets.datasets.packs.pack_cache import fetch_pack
 from ft_assets.datasets.step import validation_rows
+from ft_assets.datasets.tokens.call_form import CallForm
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotAdmitted, Unavailable
 from ft_assets.evals import config
 from ft_assets.evals.gate import gates
@@ -51,7 +52,6 @@ from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.scoring.review import Review, Verdicts
 from ft_assets.evals.suites import answer_metrics, safety, suite_items
 from ft_assets.evals.suites.answer_reader import AnswerReader
-from ft_assets.evals.suites.tool_calls import CallForm
 from ft_assets.retries import RetryPolicy, with_retries
 from ft_assets.telemetry import correlation
 from ft_assets.training import methods

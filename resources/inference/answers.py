@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from resources.inference.call_stream import CallReading, message_of
 from resources.inference.engine.engine_thread import Engine, Piece
 from resources.inference.engine.grammar import Constraint
 from resources.inference.engine.sampler import Sampling
 from resources.inference.loaded_adapters import AdapterStore
 
-TOO_COMPLEX = "response_format: following the schema takes more work for one token than is allowed; simplify its patterns and alternatives"
+TOO_COMPLEX = "following the schema takes more work for one token than is allowed; simplify its patterns and alternatives"
 
 
 class EngineError(Exception):
@@ -46,6 +47,8 @@ class Call:
     stops: list[str]
     constraint: Constraint | None
     chat: bool
+    calls: CallReading | None = None
+    """How tool calls in the answer are read; None if it cannot have any."""
     include_usage: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -87,6 +90,7 @@ async def pieces(engine: Engine, call: Call) -> AsyncIterator[Piece]:
         sampling=call.sampling,
         stops=call.stops,
         constraint=call.constraint,
+        shown=call.calls.form.special if call.calls else (),
         emit=emit,
     )
     try:
@@ -95,7 +99,8 @@ async def pieces(engine: Engine, call: Call) -> AsyncIterator[Piece]:
             if piece.finish_reason == "error":
                 raise EngineError("the engine failed on this request; the server's log says why")
             if piece.finish_reason == "too_complex":
-                raise RequestError(TOO_COMPLEX, code="invalid_response_format", param="response_format")
+                code, param = ("invalid_function_parameters", "tools") if call.calls else ("invalid_response_format", "response_format")
+                raise RequestError(f"{param}: {TOO_COMPLEX}", code=code, param=param)
             yield piece
             if piece.finish_reason:
                 return
@@ -109,21 +114,32 @@ async def complete_answer(engine: Engine, store: AdapterStore, call: Call) -> Ma
     async with adapter_of(store, call):
         async for piece in pieces(engine, call):
             text, last = text + piece.text, piece
-    content = {"message": {"role": "assistant", "content": text}} if call.chat else {"text": text}
-    choice = {"index": 0, "logprobs": None, "finish_reason": last.finish_reason, **content}
+    content: dict[str, object] = {"message": {"role": "assistant", "content": text}} if call.chat else {"text": text}
+    finish_reason = last.finish_reason
+    if call.calls:
+        stream = call.calls.stream()
+        content = {"message": message_of([*stream.add(text), *stream.finish()])}
+        finish_reason = stream.finish_reason(str(finish_reason))
+    choice = {"index": 0, "logprobs": None, "finish_reason": finish_reason, **content}
     return {**call.envelope(chunk=False), "choices": [choice], "usage": call.usage(last.completion_tokens)}
 
 
 async def events(engine: Engine, store: AdapterStore, call: Call) -> AsyncIterator[str]:
     """Yield the answer as server-sent events, ended by ``[DONE]``. The first has no content and is sent once the adapter is in memory."""
-    num_tokens = 0
+    num_tokens, calls = 0, call.calls.stream() if call.calls else None
     async with adapter_of(store, call):
         yield _event(_chunk(call, {"role": "assistant", "content": ""} if call.chat else ""))
         try:
             async for piece in pieces(engine, call):
                 num_tokens = piece.completion_tokens
-                delta = {"content": piece.text} if piece.text else {}
-                yield _event(_chunk(call, delta if call.chat else piece.text, finish_reason=piece.finish_reason))
+                if calls is None:
+                    delta = {"content": piece.text} if piece.text else {}
+                    yield _event(_chunk(call, delta if call.chat else piece.text, finish_reason=piece.finish_reason))
+                    continue
+                for delta in (*calls.add(piece.text), *(calls.finish() if piece.finish_reason else ())):
+                    yield _event(_chunk(call, delta))
+                if piece.finish_reason:
+                    yield _event(_chunk(call, {}, finish_reason=calls.finish_reason(piece.finish_reason)))
         except EngineError as e:
             yield _event({"error": {"message": str(e), "type": "server_error", "param": None, "code": "engine_failed"}})
         except RequestError as e:
@@ -133,7 +149,7 @@ async def events(engine: Engine, store: AdapterStore, call: Call) -> AsyncIterat
     yield "data: [DONE]\n\n"
 
 
-def _chunk(call: Call, content: dict[str, str] | str, *, finish_reason: str | None = None) -> Mapping[str, object]:
+def _chunk(call: Call, content: Mapping[str, object] | str, *, finish_reason: str | None = None) -> Mapping[str, object]:
     key = "delta" if call.chat else "text"
     return {**call.envelope(chunk=True), "choices": [{"index": 0, key: content, "logprobs": None, "finish_reason": finish_reason}]}
 

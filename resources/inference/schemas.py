@@ -44,6 +44,7 @@ class ChatRequest(Decoding):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
 
@@ -70,9 +71,6 @@ OF_VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice",
 
 def schema_of(body: ChatRequest | CompletionRequest) -> Schema | None:
     """Return the schema that the answer must follow; None if any text is allowed. Raises ``RequestError`` if it cannot be enforced."""
-    if isinstance(body, ChatRequest):
-        _refuse_calls("tools", body.tools, "tool_choice", body.tool_choice)
-        _refuse_calls("functions", body.functions, "function_call", body.function_call)
     for field in OF_VLLM:
         if (body.model_extra or {}).get(field) is not None:
             raise RequestError(f"{field} is not enforced by this server; use response_format.", code="unsupported_parameter", param=field)
@@ -100,18 +98,6 @@ def _named_schema(given: Any) -> Schema:
     if not isinstance(schema, dict):
         raise invalid(f"json_schema.schema must be a JSON schema, an object, not {_shown(schema)}")
     return schema
-
-
-def _refuse_calls(name: str, offered: list[Any] | None, choice_name: str, choice: Any) -> None:
-    if choice == "none" or (not offered and choice in (None, "auto")):
-        return
-    what = f"{name} has {len(offered)} entries" if offered else f"{choice_name} demands a call"
-    raise RequestError(
-        f'{what}, which this server does not support; omit {name} or send "{choice_name}": "none". To let the model choose and fill in '
-        "a call, describe the calls in the messages and constrain the answer with response_format.",
-        code="unsupported_parameter",
-        param=name if offered else choice_name,
-    )
 
 
 def _shown(value: Any) -> str:

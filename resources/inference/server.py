@@ -24,6 +24,7 @@ from resources.inference.engine.grammar import Constraint, SchemaError
 from resources.inference.engine.sampler import Sampling
 from resources.inference.loaded_adapters import AdapterError, AdapterStore
 from resources.inference.schemas import ChatRequest, CompletionRequest, LoadRequest, UnloadRequest
+from resources.inference.tool_requests import CallUse, call_use, invalid_parameters
 
 COMPLETION_TOKENS = 16
 """Default limit of a text completion, as in OpenAI's API."""
@@ -67,6 +68,11 @@ class Server:
             raise unknown_model(body.model)
         schema = schemas.schema_of(body)
         chat = isinstance(body, ChatRequest)
+        use = (
+            await asyncio.to_thread(call_use, body, self.engine, served_name=self.served_name, content=schema)
+            if isinstance(body, ChatRequest)
+            else None
+        )
         prompt = await asyncio.to_thread(self._render, body)
         space = self.engine.context_length - len(prompt)
         wanted = (body.max_completion_tokens if isinstance(body, ChatRequest) else None) or body.max_tokens
@@ -82,6 +88,11 @@ class Server:
                 code="context_length_exceeded",
                 param="messages" if chat else "prompt",
             )
+        constraint = None
+        if use is not None:
+            constraint = await self._call_constraint(use)
+        elif schema is not None:
+            constraint = await self._constraint(schema)
         return Call(
             model=body.model,
             adapter=None if base else body.model,
@@ -89,8 +100,9 @@ class Server:
             max_tokens=wanted,
             sampling=Sampling(temperature=body.temperature, top_p=body.top_p, seed=body.seed),
             stops=body.stops,
-            constraint=None if schema is None else await self._constraint(schema),
+            constraint=constraint,
             chat=chat,
+            calls=None if use is None else use.reading,
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
         )
 
@@ -108,14 +120,31 @@ class Server:
             raise RequestError(e.message, code=e.code, param=e.param) from e
 
     async def _constraint(self, schema: schemas.Schema) -> Constraint:
-        """Return a constraint. New schemas are compiled one at a time in a separate thread, so other requests do not wait for them."""
-        grammars = self.engine.grammars
         try:
-            if (cached := grammars.cached(schema)) is not None:
-                return cached
-            return await asyncio.get_running_loop().run_in_executor(self._compiler, grammars.constraint, schema)
+            return await self._compiled(schema)
         except SchemaError as e:
             raise schemas.invalid(str(e)) from e
+
+    async def _compiled(self, rules: schemas.Schema | str) -> Constraint:
+        """Return a constraint. New schemas are compiled one at a time in a separate thread, so other requests do not wait for them."""
+        grammars = self.engine.grammars
+        if (cached := grammars.cached(rules)) is not None:
+            return cached
+        return await asyncio.get_running_loop().run_in_executor(self._compiler, grammars.constraint, rules)
+
+    async def _call_constraint(self, use: CallUse) -> Constraint:
+        tokens = await asyncio.to_thread(lambda: self.engine.grammars.tokens)
+        try:
+            return await self._compiled(use.grammar(tokens))
+        except SchemaError as e:
+            for function in use.tools.functions:  # find the one at fault
+                try:
+                    await self._compiled(function.parameters)
+                except SchemaError as of_function:
+                    raise invalid_parameters(str(of_function), function) from e
+            if use.content is not None:
+                await self._constraint(use.content)
+            raise RequestError(f"tools: {e}.", code="invalid_function_parameters", param="tools") from e
 
     def _refuse_long(self, body: ChatRequest | CompletionRequest) -> None:
         """Refuse a request by its characters in all fields: rendering and tokenizing 3 MB takes a minute."""

@@ -342,8 +342,12 @@ class ChatTokenizer:
     @cached_property
     def reasoning(self) -> Reasoning | None:
         """What the template does with reasoning; None without a template."""
-        special = [t.content for t in self._tokenizer.get_added_tokens_decoder().values() if t.special]
-        return None if self._template is None else Reasoning(self._template, self._turns, special)
+        return None if self._template is None else Reasoning(self._template, self._turns, self.special_tokens)
+
+    @cached_property
+    def special_tokens(self) -> frozenset[str]:
+        """Tokens that decoding leaves out."""
+        return frozenset(t.content for t in self._tokenizer.get_added_tokens_decoder().values() if t.special)
 
     def reasoning_spans(self, example: Example) -> tuple[Span, ...]:
         """Returns the characters of a chat's rendered text that are reasoning of its answers."""

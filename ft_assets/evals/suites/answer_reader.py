@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ft_assets.datasets.tokens.call_form import CallForm
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.reasoning_probe import THINK_MARKS, Marks
 from ft_assets.evals.config import ReasoningMode
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, Item
-from ft_assets.evals.suites.tool_calls import CallForm, canonical
+from ft_assets.evals.suites.tool_calls import canonical
 
 REASONING = "reasoning"
 """Key of the reasoning of holdout answers in a result that was read: ``{subject: {item: text}}``."""

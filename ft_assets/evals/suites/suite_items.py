@@ -155,7 +155,7 @@ def holdout_items(rows: Iterable[JsonObject], *, limit: int = 200, calls: Callab
     """Returns items from validation rows: the turns before the last assistant turn, and that turn's text or tool calls.
 
     `calls` is asked once, if there are rows that end with tool calls, whether they give items; the calls of the base model's template must
-    be readable then (:class:`ft_assets.evals.suites.tool_calls.CallForm`). Other rows without a textual answer (continued pre-training)
+    be readable then (:class:`ft_assets.datasets.tokens.call_form.CallForm`). Other rows without a textual answer (continued pre-training)
     give none. Above `limit` the choice is by a hash of the item, so it does not depend on the order of rows and stays when rows are added.
     """
     once = functools.cache(calls)

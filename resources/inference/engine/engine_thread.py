@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ft_assets.datasets.conversation import Conversation
+from ft_assets.datasets.tokens.assistant_turns import END_OF_THINKING, THINK
+from ft_assets.datasets.tokens.call_form import CallForm
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.reasoning_probe import Marks
+from ft_assets.typed_json import JsonObject
 from resources.inference.engine import lora
 from resources.inference.engine.batch import Batch, Row
 from resources.inference.engine.grammar import Constraint, Grammars, TooComplex
@@ -106,6 +111,22 @@ class Engine:
             found = self._chat.tools
         return found is not None and found.definitions
 
+    @cached_property
+    def call_form(self) -> CallForm | None:
+        """How the chat template writes tool calls; None if they cannot be read back."""
+        with self._rendering:
+            return CallForm.of_tokenizer(self._chat)
+
+    def reasoning_under(self, kwargs: JsonObject) -> Marks | None:
+        """Return the marks of the reasoning that answers begin with, under variables of the template; None without ``<think>``."""
+        with self._rendering:
+            reasoning = self._chat.reasoning
+            if reasoning is None:
+                return None
+            marks = reasoning.marks_under(kwargs)
+            has_marks = marks.after == END_OF_THINKING and (not marks.before or (marks.before == THINK and reasoning.facts.field))
+            return marks if has_marks else None
+
     def encode_text(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer(text)["input_ids"]]
 
@@ -118,15 +139,17 @@ class Engine:
         sampling: Sampling,
         stops: Sequence[str],
         constraint: Constraint | None = None,
+        shown: Collection[str] = (),
         emit: Callable[[Piece], None],
     ) -> Generation:
-        """Queue a request; `emit` is called with each piece, the last of which has a finish reason."""
+        """Queue a request; `emit` is called with each piece, the last of which has a finish reason. Of the special tokens, only `shown` are
+        part of the text."""
         generation = Generation(
             row=Row(prompt=prompt, adapter=adapter),
             max_tokens=max_tokens,
             sampling=sampling,
             stops=StopSearch(stops),
-            text=Detokenizer(lambda ids: str(self.tokenizer.decode(ids, skip_special_tokens=True))),
+            text=Detokenizer(self._decoder(shown)),
             emit=emit,
             source=sampling.generator(),
             constraint=constraint,
@@ -135,6 +158,10 @@ class Engine:
             self._waiting.append(generation)
             self._wake.notify()
         return generation
+
+    def _decoder(self, shown: Collection[str]) -> Callable[[list[int]], str]:
+        hidden = frozenset(i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special and token.content not in shown)
+        return lambda ids: str(self.tokenizer.decode([i for i in ids if i not in hidden], skip_special_tokens=False))
 
     def read_adapter(self, directory: Path) -> dict[str, lora.LoraPair]:
         """Read matrices from disk, in the caller's thread so that no step waits for the disk."""

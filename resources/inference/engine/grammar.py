@@ -1,7 +1,7 @@
-"""Constrains answers to a JSON schema, by a mask of allowed tokens for each step.
+"""Constrains answers to a JSON schema or a grammar, by a mask of allowed tokens for each step.
 
-`llguidance` computes the masks. Each schema is compiled once, cached and copied for each request. All limits are counts, not times: the
-size of a schema, of its grammar and of its automaton, and the work of one step. Only the request that exceeds a limit ends.
+`llguidance` computes the masks. Each schema or grammar is compiled once, cached and copied for each request. All limits are counts, not
+times: the size of a schema, of its grammar and of its automaton, and the work of one step. Only the request that exceeds a limit ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 from itertools import accumulate
@@ -48,6 +49,15 @@ class TooComplex(Exception):
     """An answer cannot continue within the limits of one step."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MarkTokens:
+    """Added tokens that are no text for a grammar; those that end an answer are not among them."""
+
+    ids: Mapping[str, int]
+    visible: frozenset[str]
+    """Tokens that decoding does not leave out, such as ``<think>``."""
+
+
 class Constraint:
     """The state of one answer in its grammar. Used by the engine's thread."""
 
@@ -81,9 +91,18 @@ class Grammars:
     def _tokenizer(self) -> LLTokenizer:
         return from_tokenizer(self._hf, n_vocab=max(self.vocabulary, len(self._hf)), eos_token=list(self._ends))
 
-    def constraint(self, schema: Mapping[str, Any]) -> Constraint:
-        """Return a new answer's constraint; raises ``SchemaError`` if `schema` is malformed, too large or cannot be enforced."""
-        key = _checked_text(schema)
+    @cached_property
+    def tokens(self) -> MarkTokens:
+        added = {int(i): token for i, token in self._hf.added_tokens_decoder.items() if self._tokenizer.is_special_token(int(i))}
+        ids = {token.content: i for i, token in added.items() if i not in self._ends}
+        return MarkTokens(ids=ids, visible=frozenset(token.content for token in added.values() if not token.special))
+
+    def constraint(self, rules: Mapping[str, Any] | str) -> Constraint:
+        """Return a new answer's constraint to a JSON schema, or to a grammar in Lark's syntax.
+
+        Raises ``SchemaError`` if it is malformed, too large or cannot be enforced.
+        """
+        key = rules if isinstance(rules, str) else checked_text(rules)
         if (cached := self._copy(key)) is not None:
             return cached
         matcher = self._compile(key)
@@ -93,9 +112,9 @@ class Grammars:
                 self._compiled.popitem(last=False)
             return Constraint(matcher.deep_copy())
 
-    def cached(self, schema: Mapping[str, Any]) -> Constraint | None:
-        """Return :meth:`constraint` if `schema` is already compiled, else None. Never compiles."""
-        return self._copy(_checked_text(schema))
+    def cached(self, rules: Mapping[str, Any] | str) -> Constraint | None:
+        """Return :meth:`constraint` if `rules` are already compiled, else None. Never compiles."""
+        return self._copy(rules if isinstance(rules, str) else checked_text(rules))
 
     def _copy(self, key: str) -> Constraint | None:
         with self._lock:
@@ -104,9 +123,10 @@ class Grammars:
             self._compiled.move_to_end(key)
             return Constraint(matcher.deep_copy())
 
-    def _compile(self, schema: str) -> LLMatcher:
+    def _compile(self, rules: str) -> LLMatcher:
         try:
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=OPTIONS)
+            is_schema = rules.startswith("{")
+            grammar = LLMatcher.grammar_from_json_schema(rules, overrides=OPTIONS) if is_schema else LLMatcher.grammar_from_lark(rules)
         except ValueError as error:  # from its JSON parser
             raise SchemaError(_reason(str(error))) from error
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
@@ -115,7 +135,7 @@ class Grammars:
         return matcher
 
 
-def _checked_text(schema: Mapping[str, Any]) -> str:
+def checked_text(schema: Mapping[str, Any]) -> str:
     """Return the schema as JSON with its key order, which sets the order of the answer's properties; ``SchemaError`` if it is too large."""
     try:
         text = json.dumps(schema, ensure_ascii=False)

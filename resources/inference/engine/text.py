@@ -47,7 +47,7 @@ class StopSearch:
         at = min((i for i in (self._held.find(s) for s in self._stops) if i >= 0), default=-1)
         if at >= 0:
             return self._held[:at], True
-        keep = max((_overlap(self._held, s) for s in self._stops), default=0)
+        keep = max((overlap(self._held, s) for s in self._stops), default=0)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown, False
 
@@ -56,6 +56,6 @@ class StopSearch:
         return shown
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -238,22 +238,6 @@ def test_a_constraint_in_vllms_own_fields_is_refused(client: openai.OpenAI, fiel
     assert (error.code, error.param) == ("unsupported_parameter", field)
 
 
-CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "a tool": ({"tools": [TOOL]}, "tools"),
-    "a tool that must be called": ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
-    "a named tool": ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice"),
-    "a function of the older form": ({"functions": [TOOL["function"]]}, "functions"),
-}
-
-
-@pytest.mark.parametrize("case", CALLS)
-def test_tools_that_the_answer_might_call_are_refused(client: openai.OpenAI, case: str) -> None:
-    options, param = CALLS[case]
-    error = refused(client, **options)
-    assert (error.code, error.param) == ("unsupported_parameter", param)
-    assert "this server does not support" in error.message
-
-
 @pytest.mark.parametrize(
     "options", [{"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {"tool_choice": "auto"}, {"response_format": {"type": "text"}}]
 )
