@@ -240,7 +240,10 @@ class Reading:
         return ToolCall(name=name, arguments=arguments, id=None if call_id is None else self.text(call_id, f"{path}.id"))
 
     def tools(self, row: JsonObject, path: str = "") -> tuple[JsonObject, ...]:
-        """Parses `tools`, a list or its JSON; or the `functions` of OpenAI's older form, each wrapped as a tool. Nulls are left out."""
+        """Parses `tools`, a list or its JSON, or the `functions` of OpenAI's older form; nulls are left out.
+
+        A bare function (ShareGPT, the Responses API) is wrapped as the tool that a chat request sends, so that both are rendered alike.
+        """
         self.flag(row.get("parallel_tool_calls"), f"{path}parallel_tool_calls")
         name = "tools" if row.get("tools") is not None else "functions"
         value = row.get(name)
@@ -253,7 +256,7 @@ class Reading:
             self.add(f"{path}{name}", "wrong_type", f"{path}{name} must be a list of objects", fix)
             return ()
         found: list[JsonObject] = without_nulls(value)
-        return tuple(found) if name == "tools" else tuple([{"type": "function", "function": f} for f in found])
+        return tuple([_wrapped(tool) if name == "tools" else {"type": "function", "function": tool} for tool in found])
 
     def template_kwargs(self, row: JsonObject) -> dict[str, TemplateValue]:
         """Parses `chat_template_kwargs`, an object or its JSON, and `enable_thinking`; null stands for absent."""
@@ -312,6 +315,11 @@ class Reading:
         if isinstance(value, str):
             return (Message(role=role, content=value),)
         return self.messages([value] if isinstance(value, dict) else value, path)
+
+
+def _wrapped(tool: JsonObject) -> JsonObject:
+    bare = "function" not in tool and isinstance(tool.get("name"), str) and tool.get("type", "function") == "function"
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}} if bare else tool
 
 
 def truth(value: Any, words: Mapping[str, bool] = TRUTH) -> bool | None:

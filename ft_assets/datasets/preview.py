@@ -180,6 +180,8 @@ def render_lines(shown: Preview, *, colour: bool) -> Iterator[str]:
     for reason, words in WITHOUT_LOSS.items():
         if quiet := [str(number) for number, turn in enumerate(shown.turns, start=1) if turn == reason]:
             yield f"  no loss on assistant turn {', '.join(quiet)} of {len(shown.turns)}: {words}"
+    if shown.truncated and "loss" in shown.turns and not shown.num_trained_tokens:
+        yield "  no loss: the whole answer is cut off (answer_cut_off)"
     if shown.reasoning_spans:
         yield f"  {shown.num_reasoning_tokens} tokens of reasoning{'' if colour else ', between {? and ?}'}"
     parts = list(_marked(shown, colour=colour))

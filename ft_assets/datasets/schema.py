@@ -97,7 +97,11 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
         return (turns[-1].content or "") if turns else ""
 
     def all_messages(self) -> tuple[Message, ...]:
-        return (*self.messages, *self.chosen, *self.rejected)
+        return (*self.messages, *self.chosen, *self.rejected) if self.chosen or self.rejected else self.messages
+
+    def uses_tools(self) -> bool:
+        """Returns whether the example offers tools, calls them or has results of them."""
+        return bool(self.tools) or any(message.tool_calls or message.role == "tool" for message in self.all_messages())
 
     def num_characters(self) -> int:
         total = len(self.text or "")

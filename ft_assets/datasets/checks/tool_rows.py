@@ -32,7 +32,7 @@ class ToolCallsInRows(Check):
     def screen(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:
         """Counts rows with each of :data:`WARNINGS`; keeps all."""
         for row in rows:
-            if row.example.tools or any(m.tool_calls or m.role == "tool" for m in row.example.all_messages()):
+            if row.example.uses_tools():
                 for code in sorted(set(found_in(row.example))):
                     result.note(code, row.number)
         return rows

@@ -29,7 +29,7 @@ class ToolUsage(Check):
 
     def screen(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:
         """Counts; keeps all."""
-        for row in rows:
+        for row in (row for row in rows if row.example.uses_tools()):
             for use, (_, has) in USES.items():
                 if has(row.example):
                     result.note(f"{self.name}.{use}", row.number)

@@ -64,18 +64,13 @@ def holds_messages(value: Any) -> bool:
 def without_nulls(value: Any, *, names: bool = False) -> Any:
     """Returns a tool or a JSON schema without nulls under keys (see the module). `names`: its keys are names of schemas, not keywords."""
     if isinstance(value, list):
-        return [without_nulls(item) for item in value]
-    if not isinstance(value, dict):
-        return value
+        return [without_nulls(item) if isinstance(item, dict | list) else item for item in value]
     out: dict[str, Any] = {}
     for key, item in value.items():
-        if item is None:
-            if names or key not in ("default", "const") or not allows_null(value):
-                continue
-            out[key] = None
-        else:
-            literal = not names and key in LITERALS
-            out[key] = item if literal else without_nulls(item, names=not names and key in NAMED_SCHEMAS)
+        if isinstance(item, dict | list) and (names or key not in LITERALS):
+            out[key] = without_nulls(item, names=not names and key in NAMED_SCHEMAS)
+        elif item is not None or (not names and key in ("default", "const") and allows_null(value)):
+            out[key] = item
     return out
 
 

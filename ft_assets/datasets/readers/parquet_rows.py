@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -201,24 +201,36 @@ def _value(row: pa.RecordBatch) -> tuple[Any | Problem, int]:
 
 def _cells(column: pa.Array) -> list[Any]:
     """Returns the values of a column; objects have only the keys that are not null, which the writer may have filled in."""
-    change, values = _without_nulls(column.type), column.to_pylist()
+    change, values = _without_nulls(column), column.to_pylist()
     return values if change is None else [None if value is None else change(value) for value in values]
 
 
-def _without_nulls(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Returns what turns a value of `kind`, which is not null, into JSON; None if it is JSON already."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _without_nulls(kind.storage_type)
+def _without_nulls(array: pa.Array) -> Callable[[Any], Any] | None:
+    """Returns what turns a value of `array`, which is not null, into JSON; None if all are JSON already, without nulls in objects."""
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return _without_nulls(array.storage)
     if pa.types.is_struct(kind):
-        inner = {field.name: _without_nulls(field.type) for field in kind}
-        return lambda value: {n: item if (change := inner[n]) is None else change(item) for n, item in value.items() if item is not None}
+        fields = [array.field(index) for index in range(kind.num_fields)]
+        inner = {field.name: change for field, values in zip(kind, fields, strict=True) if (change := _without_nulls(values)) is not None}
+        return _of_struct(inner) if inner or any(values.null_count for values in fields) else None
     if pa.types.is_map(kind):  # its nulls were written
-        within = _without_nulls(kind.item_type)
+        within = _without_nulls(array.items)
         return lambda value: {k: item if within is None or item is None else within(item) for k, item in value}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        of_items = _without_nulls(kind.value_type)
+        of_items = _without_nulls(array.values)
         return None if of_items is None else lambda value: [None if item is None else of_items(item) for item in value]
     return None
+
+
+def _of_struct(inner: Mapping[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def change(value: Any) -> Any:
+        present = {name: item for name, item in value.items() if item is not None}
+        for name in inner.keys() & present.keys():
+            present[name] = inner[name](present[name])
+        return present
+
+    return change
 
 
 def decoded_bytes(batch: pa.RecordBatch) -> int:

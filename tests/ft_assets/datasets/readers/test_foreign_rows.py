@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ft_assets.datasets.conversation import read_conversation
 from ft_assets.datasets.ingest import Policies, load_rows, validate_file
 from ft_assets.datasets.readers.free_form import allows_null, without_nulls
 from ft_assets.datasets.report.validation_report import DatasetReport
@@ -212,6 +213,17 @@ TWO = [{"name": "water", "arguments": {"plant": "fern"}}, {"name": "water", "arg
 def test_a_list_of_calls_in_one_turn_is_parallel_calls(value: Any, jsonl: Callable[..., Path]) -> None:
     (example,) = read(jsonl(sharegpt(value)))
     assert [c.arguments for c in example.messages[1].tool_calls] == [{"plant": "fern"}, {"plant": "ivy"}]
+
+
+def test_bare_functions_become_the_tools_that_requests_send(jsonl: Callable[..., Path]) -> None:
+    function = {"name": "water", "parameters": WATER}
+    kept = {"type": "web_search"}
+    row = {**chat("q", "a"), "tools": [function, {"type": "function", **function, "strict": True}, kept, {"type": "custom", "name": "x"}]}
+    (example,) = read(jsonl(row))
+    wrapped = {"type": "function", "function": function}
+    strict = {"type": "function", "function": {**function, "strict": True}}
+    assert example.tools == (wrapped, strict, kept, {"type": "custom", "name": "x"})
+    assert read_conversation(row["messages"], tools=row["tools"]).tools == example.tools
 
 
 def test_a_call_after_thinking_has_reasoning(jsonl: Callable[..., Path]) -> None:
