@@ -1,8 +1,7 @@
 """Puts examples into windows so that little of each window stays empty and each window is a fair sample of the data.
 
-Each example goes into the fullest window with enough space, else into a new one (best fit). Sorted by length, longest first, this fills
-windows best, and with examples of one length: a step of few windows then sees one kind of row, and its loss jumps from step to step. So
-only large examples are sorted; the rest comes in random order and fills what they leave.
+Best-fit decreasing fills windows well, and with examples of one length: a step of few windows then sees one kind of row, and its loss jumps
+from step to step. So windows are filled one after the other from a random order, and only the last two examples of each are chosen to fit.
 """
 
 from __future__ import annotations
@@ -20,8 +19,10 @@ MIN_FILL = 0.995
 """Share of the windows' tokens that mixing keeps filled if sorting by length does."""
 SHORTEST = 64
 """Tokens of the shortest window that is chosen: the least `max_seq_len` of a request."""
-LARGE_SHARES = (1 / 2, 1 / 4, 1 / 8, 0)
-"""Examples over this share of a window are large. Tried in turn: the fewer are large, the better the mix; with 0 all are sorted."""
+LARGE = 1 / 2
+"""Share of a window over which an example is large: two of them share no window, so each begins one."""
+TRIES = 32
+"""Examples that are tried as the last but one of a window: enough to leave 0.001 to 0.1 % empty (benchmarks/windows_cpu_202611.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +59,21 @@ def best_fit_decreasing(lengths: ArrayLike, capacity: int) -> Windows:
 
     Equal lengths keep their order, so the same lengths always give the same windows.
     """
-    from ft_assets.datasets.packs.kernels_windows import longest_first
+    from ft_assets.datasets.packs.kernels_windows import longest_first, place
 
     sizes = _checked(lengths, capacity)
-    return _placed(sizes, longest_first(sizes, capacity), capacity)
+    window = np.empty(len(sizes), np.int64)
+    return _grouped(window, place(sizes, longest_first(sizes, capacity), capacity, window))
 
 
 def mixed_fit(lengths: ArrayLike, capacity: int, *, seed: str) -> Windows:
-    """Returns windows with only the large examples sorted and the others in an order drawn by `seed`.
+    """Returns windows that mix examples of all lengths, in an order drawn by `seed`.
 
-    An example over `capacity` has a window of its own. For the others:
-
-    1. Examples over half a window are large. If the mix leaves too much empty, those over a quarter or an eighth are; else all.
-    2. Too much: more than one window more than sorting needs, and a fill under ``MIN_FILL`` (or, where sorting misses that too, 1 % more
-       windows).
+    1. An example over `capacity` has a window of its own.
+    2. A window begins with a large example, the longest first, as long as there are any.
+    3. It takes the next examples of the drawn order until about two more fit, then the pair that leaves least empty.
+    4. If that leaves too much empty, all are sorted (:func:`best_fit_decreasing`). Too much: more than one window more than sorting needs,
+       and a fill under ``MIN_FILL`` (or, where sorting misses that too, 1 % more windows).
     """
     sizes = np.ascontiguousarray(lengths, dtype=np.int64)
     if not (alone := np.flatnonzero(sizes > capacity)).size:
@@ -83,20 +85,17 @@ def mixed_fit(lengths: ArrayLike, capacity: int, *, seed: str) -> Windows:
 
 
 def _mixed(sizes: NDArray[np.int64], capacity: int, seed: str) -> Windows:
-    from ft_assets.datasets.packs.kernels_windows import longest_first
+    from ft_assets.datasets.packs.kernels_windows import compose, longest_first, place
 
     sizes = _checked(sizes, capacity)
     by_length = longest_first(sizes, capacity)
-    sorted_windows = _placed(sizes, by_length, capacity)
-    fewest, filled = len(sorted_windows), int(np.ceil(sizes.sum() / (MIN_FILL * capacity)))
-    most = max(fewest + 1, filled if fewest <= filled else fewest + fewest // 100)
     drawn = np.argsort(mixed_bits(np.arange(len(sizes), dtype=np.uint64) ^ _bits(seed)), kind="stable")
-    for share in LARGE_SHARES[:-1]:
-        is_large = sizes > capacity * share
-        found = _placed(sizes, np.concatenate((by_length[: int(is_large.sum())], drawn[~is_large[drawn]])), capacity)
-        if len(found) <= most:
-            return found
-    return sorted_windows
+    large = by_length[: int((sizes > capacity * LARGE).sum())]
+    mixed, by_size = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64)
+    num_mixed, fewest = compose(sizes, drawn, large, capacity, TRIES, mixed), place(sizes, by_length, capacity, by_size)
+    filled = int(np.ceil(sizes.sum() / (MIN_FILL * capacity)))
+    most = max(fewest + 1, filled if fewest <= filled else fewest + fewest // 100)
+    return _grouped(mixed, num_mixed) if num_mixed <= most else _grouped(by_size, fewest)
 
 
 def _checked(lengths: ArrayLike, capacity: int) -> NDArray[np.int64]:
@@ -106,12 +105,11 @@ def _checked(lengths: ArrayLike, capacity: int) -> NDArray[np.int64]:
     return sizes
 
 
-def _placed(sizes: NDArray[np.int64], order: NDArray[np.int64], capacity: int) -> Windows:
-    from ft_assets.datasets.packs.kernels_windows import group, place
+def _grouped(window: NDArray[np.int64], num_windows: int) -> Windows:
+    """Returns the examples of each window, from the `window` of each example."""
+    from ft_assets.datasets.packs.kernels_windows import group
 
-    window = np.empty(len(sizes), np.int64)
-    offsets = np.zeros(place(sizes, order, capacity, window) + 1, np.int64)
-    members = np.empty(len(sizes), np.int64)
+    offsets, members = np.zeros(num_windows + 1, np.int64), np.empty(len(window), np.int64)
     group(window, offsets, members)
     return Windows(order=members, offsets=offsets)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ft_assets.datasets.packs.safety_mix import safety_digest
 
-PACK_FORMAT = 4
+PACK_FORMAT = 5
 """Version of the pack's files and of the packing algorithm; a change makes new fingerprints."""
 
 PackKind = Literal["windows", "pairs", "judged"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,13 @@ def in_plain_python(lengths: list[int], capacity: int) -> list[list[int]]:
         if room > lengths[index]:
             by_room[room - lengths[index]].append(window)
     return [sorted(window) for window in windows]
+
+
+def spread(lengths: Any, windows: Windows) -> float:
+    """Share of the variance of log lengths that is within windows: 1 if each is a sample of all, 0 if each has one length."""
+    logs = np.log(lengths[windows.order])
+    means = np.add.reduceat(logs, windows.offsets[:-1]) / np.diff(windows.offsets)
+    return float(((logs - np.repeat(means, np.diff(windows.offsets))) ** 2).sum() / ((logs - logs.mean()) ** 2).sum())
 
 
 def as_lists(windows: Windows) -> list[list[int]]:
@@ -77,15 +85,27 @@ def test_mixing_costs_at_most_one_window_or_one_percent(lengths: list[int]) -> N
 
 def test_a_mixed_window_is_a_sample_of_the_lengths_where_a_sorted_one_has_one_length() -> None:
     lengths = np.clip(np.random.default_rng(3).lognormal(4.6, 0.8, 20_000), 8, 4096).astype(int)
+    assert spread(lengths, best_fit_decreasing(lengths, 4096)) < 0.2
+    assert spread(lengths, mixed_fit(lengths, 4096, seed="a")) > 0.9
 
-    def spread(windows: Windows) -> float:
-        """Share of the variance of log lengths that is within windows: 1 if each is a sample of all, 0 if each has one length."""
-        logs = np.log(lengths[windows.order])
-        means = np.add.reduceat(logs, windows.offsets[:-1]) / np.diff(windows.offsets)
-        return float(((logs - np.repeat(means, np.diff(windows.offsets))) ** 2).sum() / ((logs - logs.mean()) ** 2).sum())
 
-    assert spread(best_fit_decreasing(lengths, 4096)) < 0.2
-    assert spread(mixed_fit(lengths, 4096, seed="a")) > 0.9
+@pytest.mark.parametrize(
+    ("mean", "deviation", "least", "capacity"),
+    [
+        pytest.param(259, 97, 85, 4096, id="no row short enough to fill what others leave"),
+        pytest.param(259, 97, 85, 1024, id="four rows to a window"),
+        pytest.param(39, 15, 21, 512, id="short rows"),
+        pytest.param(39, 15, 21, 1024, id="short rows in longer windows"),
+    ],
+)
+def test_rows_of_any_usual_length_are_mixed_and_leave_less_empty_than_sorted_ones(
+    mean: int, deviation: int, least: int, capacity: int
+) -> None:
+    lengths = np.clip(np.random.default_rng(5).normal(mean, deviation, 20_000), least, 3 * mean).astype(int)
+    sorted_windows, mixed = best_fit_decreasing(lengths, capacity), mixed_fit(lengths, capacity, seed="a")
+    assert fill(int(lengths.sum()), len(mixed), capacity) >= (MIN_FILL if capacity > 4 * mean else 0.99)
+    assert len(mixed) <= len(sorted_windows)
+    assert spread(lengths, mixed) > 0.7 > 2 * spread(lengths, sorted_windows)
 
 
 def test_the_mix_depends_on_the_seed_and_nothing_else() -> None:
@@ -128,6 +148,14 @@ def test_a_million_examples_are_placed_in_well_under_a_second_of_cpu() -> None:
     windows = best_fit_decreasing(lengths, 4096)
     assert time.process_time() - before < 2.0  # measured: 0.15; the room is for machines that are busy
     assert len(windows.order) == 1_000_000
+
+
+def test_a_million_examples_are_mixed_in_a_few_seconds_of_cpu() -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(4.9, 0.8, 1_000_000), 8, 4096).astype(int)
+    mixed_fit(lengths[:10], 4096, seed="a")  # compiled before the clock starts
+    before = time.process_time()
+    assert len(mixed_fit(lengths, 4096, seed="a").order) == 1_000_000
+    assert time.process_time() - before < 6.0  # measured: 0.7; the room is for machines that are busy
 
 
 @given(st.lists(st.integers(1, 30), max_size=60), st.randoms(use_true_random=False))
