@@ -1,10 +1,11 @@
 """Plugins of a vLLM server that serves the platform's adapters.
 
-Three, to be named in ``VLLM_PLUGINS``; vLLM calls each in all of its processes, so vLLM itself is imported only inside of them.
+Four, to be named in ``VLLM_PLUGINS``; vLLM calls each in all of its processes, so vLLM itself is imported only inside of them.
 
 ``ft_adapter_index``    answers the first request for an adapter that is in the platform's index, without waiting to be told to load it.
 ``ft_base_rows``        on CPU: base requests batched with adapter requests keep to the base.
 ``ft_free_on_unload``   an unload frees the weights, once the requests under way are done.
+``ft_trained_prompts``  chat templates see the date of training, and control tokens inside content are plain text.
 
 Configuration, all from the environment:
 
@@ -17,6 +18,7 @@ Configuration, all from the environment:
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import functools
 import hashlib
 import json
@@ -320,3 +322,141 @@ def _in_use(engine: Any, number: int) -> bool:
     """Whether a request under way uses adapter `number`: freed under it, the worker would read the files again at its next token."""
     states = engine.output_processor.request_states.values()
     return any(state.lora_request is not None and state.lora_request.lora_int_id == number for state in states)
+
+
+TRAINED_DAY = (2024, 7, 26)
+"""The date that templates see in training (``ft_assets.datasets.tokens.templates.TODAY``)."""
+PLACEHOLDERS = re.compile("[\U000f0000-\U000ffffd]")
+"""Private-use characters that stand for control tokens until the template is rendered, as in training."""
+
+
+class TrainedDay(dt.datetime):
+    """A clock that stands still."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> TrainedDay:
+        return cls(*TRAINED_DAY, tzinfo=tz)
+
+
+def render_as_trained() -> None:
+    """Let ``strftime_now`` return the date of training, and keep control tokens inside content from becoming real ones."""
+    import transformers.utils.chat_template_utils as templates
+    from vllm.exceptions import VLLMValidationError
+    from vllm.renderers import hf
+
+    templates.datetime = TrainedDay
+    apply = hf.safe_apply_chat_template
+    if getattr(apply, "ft_trained", False):
+        return
+
+    @functools.wraps(apply)
+    def rendered(model_config: Any, tokenizer: Any, conversation: Any, **given: Any) -> Any:
+        conversation = [as_trained(message) for message in conversation]
+        named = {name: given.get(name) for name in ("chat_template", "tools")}
+        template = hf.resolve_chat_template(tokenizer, model_config=model_config, **named)
+        if not isinstance(template, str) or not hasattr(tokenizer, "backend_tokenizer"):
+            return apply(model_config, tokenizer, conversation, **given)
+        escapes = _escapes(tokenizer, template)
+        written = [conversation, given.get("tools")]
+        if not escapes.pattern.search(json.dumps(written, ensure_ascii=False, default=str)):
+            return apply(model_config, tokenizer, conversation, **given)
+        try:
+            marked, tools = escapes.mark(written)
+            text = apply(model_config, tokenizer, marked, **{**given, "tools": tools, "tokenize": False})
+            return escapes.ids(text, num_marks=len(PLACEHOLDERS.findall(json.dumps([marked, tools], ensure_ascii=False))))
+        except ValueError as e:
+            raise VLLMValidationError(f"control token in content: {e}", parameter="messages") from e
+
+    rendered.ft_trained = True  # type: ignore[attr-defined]
+    hf.safe_apply_chat_template = rendered
+
+
+def as_trained(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with the fields in training's order and under all names: vLLM sorts those of a call and knows one name of reasoning."""
+    made = dict(message)
+    if message.get("reasoning") is not None:
+        made |= dict.fromkeys(("reasoning_content", "thinking", "reasoning"), message["reasoning"])
+    if message.get("tool_calls"):
+        made["tool_calls"] = [
+            {**_first(call, "id", "type", "function"), "function": _first(call["function"], "name", "arguments")}
+            for call in message["tool_calls"]
+        ]
+    return made
+
+
+def _first(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {**{name: fields[name] for name in names if name in fields}, **fields}
+
+
+_known: dict[tuple[int, str], Escapes] = {}
+
+
+def _escapes(tokenizer: Any, template: str) -> Escapes:
+    key = (id(tokenizer), template)
+    if key not in _known:
+        _known.clear()  # a server has one tokenizer and one template
+        _known[key] = Escapes(tokenizer.backend_tokenizer, template)
+    return _known[key]
+
+
+class Escapes:
+    """Control tokens of one tokenizer and template, and how they are tokenized as plain text."""
+
+    def __init__(self, backend: Any, template: str) -> None:
+        added = list(backend.get_added_tokens_decoder().values())
+        searched, written = _literals(template)
+        control = [t.content for t in added if t.special or (t.content in written and t.content not in searched and t.content.strip())]
+        self.pattern = _any_of(control)
+        self._marks = {token: chr(0xF0000 + index) for index, token in enumerate(sorted(control))}
+        self._tokens = {mark: token for token, mark in self._marks.items()}
+        self._backend, self._cut = backend, _any_of([t.content for t in added])
+        self._exact = '"ByteLevel"' in backend.pre_tokenizer.__getstate__().decode() and not any(t.lstrip or t.rstrip for t in added)
+
+    def mark(self, value: Any) -> Any:
+        """`value` with a placeholder for each control token; ``ValueError`` if it cannot be escaped."""
+        if isinstance(value, str):
+            if found := PLACEHOLDERS.search(value):
+                raise ValueError(f"the content has U+{ord(found.group()):X} too, with which it would be escaped; remove one")
+            return self.pattern.sub(lambda m: self._marks[m.group()], value)
+        if isinstance(value, dict):
+            return {self.mark(key): self.mark(inner) for key, inner in value.items()}
+        return [self.mark(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+    def ids(self, text: str, *, num_marks: int) -> list[int]:
+        """The token ids of a rendered text with placeholders: of their tokens' characters, not of the tokens."""
+        if not self._exact or len(PLACEHOLDERS.findall(text)) < num_marks:
+            raise ValueError("this model's tokenizer or chat template cannot take it as plain text; remove it")
+        out: list[int] = []
+        for index, part in enumerate(self._cut.split(text)):
+            if index % 2:
+                out.append(self._backend.token_to_id(part))
+            elif PLACEHOLDERS.search(part):
+                spelled = PLACEHOLDERS.sub(lambda m: self._tokens[m.group()], part)
+                out += self._plain.encode(spelled, add_special_tokens=False).ids
+            elif part:
+                out += self._backend.encode(part, add_special_tokens=False).ids
+        return out
+
+    @functools.cached_property
+    def _plain(self) -> Any:
+        """The tokenizer without added tokens."""
+        state = json.loads(self._backend.to_str())
+        return type(self._backend).from_str(json.dumps({**state, "added_tokens": [], "post_processor": None, "truncation": None}))
+
+
+def _any_of(tokens: list[str]) -> re.Pattern[str]:
+    longest_first = sorted(tokens, key=lambda token: (-len(token), token))
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})" if tokens else "((?!))")
+
+
+def _literals(template: str) -> tuple[set[str], str]:
+    """Literals that a template searches for in contents, and all that it writes: only the latter are control tokens."""
+    from jinja2 import nodes
+    from transformers.utils import chat_template_utils as templates
+
+    compiled = templates._compile_jinja_template(template)
+    ast = compiled.environment.parse(template)
+    readers = ast.find_all((nodes.Compare, nodes.Call))
+    searched = {c.value for r in readers for c in r.find_all(nodes.Const) if isinstance(c.value, str)}
+    data = [n.data for n in ast.find_all(nodes.TemplateData)]
+    return searched, "\0".join(data + [n.value for n in ast.find_all(nodes.Const) if isinstance(n.value, str)])

@@ -29,6 +29,8 @@ PARALLEL = (1, 2, 4, 8)
 POOL_FIELDS = ("replicas", "max_loras", "max_cpu_loras")
 WEIGHT_BYTES = 2
 """Bytes per parameter, served in bfloat16."""
+TRAINED_PROMPTS = ("--chat-template-content-format", "string")
+"""Arguments with which vLLM gives a template what training gives it: content as one text, whatever vLLM concludes from the template."""
 VLLM = ("python3", "-m", "vllm.entrypoints.openai.api_server")
 """Avoids the ``vllm`` command: builds for other hardware are distributed under other names, which that command does not find."""
 

@@ -19,7 +19,7 @@ from ft_assets.training.model_shapes import ModelShape
 COMPONENT = "adapter-pool"
 BASE, ADAPTERS = "/base-model", "/adapters"
 POOL_GROUP, REWRITE_GROUP = "inference.networking.k8s.io", "inference.networking.x-k8s.io"
-PLUGINS = "ft_adapter_index,ft_base_rows,ft_free_on_unload"
+PLUGINS = "ft_adapter_index,ft_base_rows,ft_free_on_unload,ft_trained_prompts"
 """Only the plugins of ``deploy/vllm``: vLLM's own file resolver follows ``..`` in names."""
 MAX_WEIGHT = 1_000_000
 LONGEST_NAME = 52
@@ -105,7 +105,7 @@ def _server(pool: Pool, settings: ClusterSettings) -> Manifest:
     args = [
         "--model", BASE, "--served-model-name", pool.base_model, f"{pool.base_model}@sha256:{pool.base_digest}", "--dtype", "bfloat16",
         "--max-model-len", str(max_model_len), "--enable-lora", "--max-loras", str(pool.max_loras), "--max-cpu-loras",
-        str(pool.max_cpu_loras), "--max-lora-rank", str(pool.max_rank),
+        str(pool.max_cpu_loras), "--max-lora-rank", str(pool.max_rank), *cluster.TRAINED_PROMPTS,
     ]  # fmt: skip
     env = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",

@@ -71,6 +71,7 @@ def url(record: AdapterRecord, settings: ClusterSettings) -> str:
 def _server(record: AdapterRecord, settings: ClusterSettings, *, gpus: int, context_length: int) -> Manifest:
     names = (record.name, f"{record.id}@sha256:{record.manifest_sha256}")
     args = ["--model", MODEL, "--served-model-name", *names, "--dtype", "bfloat16", "--max-model-len", str(context_length)]
+    args += cluster.TRAINED_PROMPTS
     mounts = [*cluster.SERVER_MOUNTS, cluster.mount("model", MODEL, read_only=True)]
     return cluster.vllm_container(settings, args, gpus=gpus, env={}, mounts=mounts)
 
