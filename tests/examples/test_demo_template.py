@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 from ft_assets.datasets.schema import Example, Message, ToolCall
+from ft_assets.datasets.tokens.call_form import CallForm
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.loss_mask import IGNORE
 from ft_assets.datasets.tokens.tool_probe import TemplateTools
-from ft_assets.evals.suites.tool_calls import CallForm
 from tests.ft_assets.datasets.examples_of import varied_chats
 
 BASE = Path(__file__).parents[2] / "examples" / "demo" / "base_model"
