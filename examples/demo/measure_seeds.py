@@ -2,7 +2,7 @@
 
     python -m examples.demo.measure_seeds --base examples/demo/base_model --seeds 0 1 2 3 4
 
-It trains as the platform does: best-fit packed windows, flattened so that positions restart and no ticket sees its
+It trains as the platform does: windows packed with mixed rows, flattened so that positions restart and no ticket sees its
 neighbour, loss on the assistant tokens only, a LoRA adapter on every linear layer, float32 on the CPU. Recipes are
 tuned with ``--split dev``; the figures of RESULTS.md are of the holdout.
 """
@@ -28,6 +28,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 from trl import SFTConfig, SFTTrainer
 
+from ft_assets.datasets.packs.best_fit import mixed_fit
 from ft_assets.demo.tickets import KEYS, Ticket, make_dataset, to_row
 
 IGNORED = -100
@@ -66,23 +67,14 @@ def encode(tokenizer: Any, ticket: Ticket) -> tuple[list[int], list[int]]:
 
 
 def pack(examples: Sequence[tuple[list[int], list[int]]], window: int) -> Dataset:
-    """Best fit, longest first: each example goes whole into the fullest window that still has room for it."""
-    windows: list[list[int]] = []
-    space: list[int] = []
-    for index in sorted(range(len(examples)), key=lambda i: -len(examples[i][0])):
-        need = len(examples[index][0])
-        fitting = [w for w, free in enumerate(space) if free >= need]
-        best = min(fitting, key=lambda w: space[w]) if fitting else len(windows)
-        if not fitting:
-            windows.append([])
-            space.append(window)
-        windows[best].append(index)
-        space[best] -= need
+    """Fill windows as the platform does: large examples first, the others in an order that is the same for every seed of a training."""
+    windows = mixed_fit([len(ids) for ids, _ in examples], window, seed="examples/demo")
+    members = [windows[w].tolist() for w in range(len(windows))]
     return Dataset.from_dict(
         {
-            "input_ids": [[token for i in group for token in examples[i][0]] for group in windows],
-            "labels": [[label for i in group for label in examples[i][1]] for group in windows],
-            "seq_lengths": [[len(examples[i][0]) for i in group] for group in windows],
+            "input_ids": [[token for i in group for token in examples[i][0]] for group in members],
+            "labels": [[label for i in group for label in examples[i][1]] for group in members],
+            "seq_lengths": [[len(examples[i][0]) for i in group] for group in members],
         }
     )
 

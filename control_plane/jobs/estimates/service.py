@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -295,6 +295,13 @@ def _windows(plan: Plan, spec: TrainingSpec) -> str:
     return f"{filled} and have {spec.max_seq_len:,} tokens instead of {plan.max_seq_len:,}, which would make too few steps"
 
 
+def _few_steps(plan: Plan, spec: TrainingSpec, total_steps: int) -> Iterator[str]:
+    least, batch = int(plan.value("min_steps")), spec.rows_per_step
+    if total_steps < least and spec.optimization.max_steps is None:
+        lower = ", or lower batch_size" if batch > 1 else ""
+        yield f"{total_steps} steps of {batch} are fewer than {least}, and barely change a model: add rows, raise n_epochs{lower}"
+
+
 def _assumptions(
     placed: Placed,
     tokens: Tokens,
@@ -315,6 +322,7 @@ def _assumptions(
     return [
         f"tokens: {tokens.how}" + (f"; 95 % of such samples are within {tokens.error:,}" if tokens.error else ""),
         ROW_COUNTS.get(method.pack) or _windows(placed.plan, spec),
+        *_few_steps(placed.plan, spec, total_steps),
         f"learning rate: {schedules.describe(spec.optimization, total_steps=total_steps)}",
         f"speed: {expected.tokens_per_s:,.0f} tokens a second on {spec.world_size} x {pool.gpu_type} ({spec.method} {spec.adapter}, "
         f"{spec.precision}) after {expected.modelled.setup_s:.0f} s of set-up, by the cost model",

@@ -187,6 +187,21 @@ def test_an_estimate_rests_on_counted_tokens_where_they_were_counted(ft: FtClien
     assert ft.jobs.list().all() == [], "an estimate submits nothing"
 
 
+def test_an_estimate_warns_of_steps_that_are_too_few_to_change_a_model(ft: FtClient, write_chat_rows: Callable[..., Path]) -> None:
+    file = ft.files.create(write_chat_rows(120))["id"]
+
+    def estimated(**hyperparameters: Any) -> tuple[int, list[str]]:
+        found = ft.jobs.estimate(model=MODEL, training_file=file, hyperparameters=hyperparameters)
+        return found["total_steps"], [line for line in found["assumptions"] if "barely change a model" in line]
+
+    steps, warnings = estimated(batch_size=16)
+    assert steps < 100
+    assert warnings == [f"{steps} steps of 16 are fewer than 100, and barely change a model: add rows, raise n_epochs, or lower batch_size"]
+    enough, none = estimated()
+    assert (enough >= 100, none) == (True, [])
+    assert estimated(batch_size=16, max_steps=3) == (3, []), "a number of steps that was asked for needs no warning"
+
+
 def test_an_estimate_says_what_the_job_makes_and_whether_vllm_can_serve_it(ft: FtClient, write_chat_rows: Callable[..., Path]) -> None:
     file = ft.files.create(write_chat_rows(120))["id"]
 
