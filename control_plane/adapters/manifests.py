@@ -8,7 +8,7 @@ from control_plane.adapters import service as adapters
 from control_plane.adapters.cluster_settings import cluster_settings
 from control_plane.platform.context import Platform
 from control_plane.serving import model_routes
-from ft_assets.adapters import cluster, llm_d, servers
+from ft_assets.adapters import cluster, llm_d, servers, tool_parsers
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
 from ft_assets.adapters.llm_d import Pool
 from ft_assets.adapters.record import FULL, AdapterRecord
@@ -27,7 +27,7 @@ def server(platform: Platform, tenant: str, reference: str) -> str:
 def server_objects(record: AdapterRecord, base: BaseModel, settings: ClusterSettings) -> list[Manifest]:
     """Return the objects of a whole model's server; ``Conflict`` if it has none on this cluster."""
     try:
-        return servers.render(record, _shape(base), settings, context_length=base.context_length)
+        return servers.render(record, _shape(base), settings, context_length=base.context_length, tools=tool_parsers.flags(base.directory))
     except ValueError as e:
         raise Conflict(f"model {record.id} has no server on this cluster: {e}", code="invalid_cluster") from e
 
@@ -54,7 +54,7 @@ def pool_of(base: BaseModel, *, replicas: int = 2, max_loras: int = 8, max_cpu_l
     try:
         return Pool(
             base_model=base.id, base_digest=base.digest, shape=_shape(base), context_length=base.context_length, replicas=replicas,
-            max_loras=max_loras, max_cpu_loras=max_cpu_loras, max_rank=max_rank,
+            max_loras=max_loras, max_cpu_loras=max_cpu_loras, max_rank=max_rank, tools=tuple(tool_parsers.flags(base.directory)),
         )  # fmt: skip
     except ValueError as e:
         raise InvalidRequest(f"no pool for {base.id}: {e}", code="invalid_cluster") from e

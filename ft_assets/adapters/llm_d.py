@@ -40,6 +40,8 @@ class Pool:
     max_cpu_loras: int = 256
     """Adapters that a replica holds in memory. At least as many as are loaded: others are read from disk under traffic."""
     max_rank: int = MAX_RANK
+    tools: tuple[str, ...] = ()
+    """Arguments about tools (:mod:`ft_assets.adapters.tool_parsers`)."""
     picker: str = "ft-endpoint-picker"
     """Service of the endpoint picker, in the same namespace."""
     picker_port: int = 9002
@@ -105,7 +107,7 @@ def _server(pool: Pool, settings: ClusterSettings) -> Manifest:
     args = [
         "--model", BASE, "--served-model-name", pool.base_model, f"{pool.base_model}@sha256:{pool.base_digest}", "--dtype", "bfloat16",
         "--max-model-len", str(max_model_len), "--enable-lora", "--max-loras", str(pool.max_loras), "--max-cpu-loras",
-        str(pool.max_cpu_loras), "--max-lora-rank", str(pool.max_rank), *cluster.TRAINED_PROMPTS,
+        str(pool.max_cpu_loras), "--max-lora-rank", str(pool.max_rank), *cluster.TRAINED_PROMPTS, *pool.tools,
     ]  # fmt: skip
     env = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",

@@ -7,7 +7,7 @@ keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ft_assets.adapters import cluster
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
@@ -24,9 +24,16 @@ ROOM = 4
 
 
 def render(
-    record: AdapterRecord, shape: ModelShape, settings: ClusterSettings, *, context_length: int, replicas: int = 1
+    record: AdapterRecord,
+    shape: ModelShape,
+    settings: ClusterSettings,
+    *,
+    context_length: int,
+    replicas: int = 1,
+    tools: Sequence[str] = (),
 ) -> list[Manifest]:
-    """Returns Deployment, Service and NetworkPolicy; ``Conflict`` for an adapter, which shares a server."""
+    """Returns Deployment, Service and NetworkPolicy; `tools` are vLLM's arguments about tools. ``Conflict`` for an adapter, which shares a
+    server."""
     if record.type != FULL:
         raise Conflict(
             f"{record.id} is an adapter: it is served beside others on the servers of {record.base_model}; promote it",
@@ -42,7 +49,7 @@ def render(
     template = cluster.pod(
         settings,
         labels,
-        containers=[_server(record, settings, gpus=gpus, context_length=context_length)],
+        containers=[_server(record, settings, gpus=gpus, context_length=context_length, tools=tools)],
         init=[_fetch(record, settings)],
         volumes=[
             cluster.scratch("model", limit_bytes=shape.num_parameters * ROOM + 2**30),
@@ -68,9 +75,9 @@ def url(record: AdapterRecord, settings: ClusterSettings) -> str:
     return f"http://{object_name(record)}.{settings.namespace}.svc"
 
 
-def _server(record: AdapterRecord, settings: ClusterSettings, *, gpus: int, context_length: int) -> Manifest:
+def _server(record: AdapterRecord, settings: ClusterSettings, *, gpus: int, context_length: int, tools: Sequence[str]) -> Manifest:
     names = (record.name, f"{record.id}@sha256:{record.manifest_sha256}")
-    args = ["--model", MODEL, "--served-model-name", *names, "--dtype", "bfloat16", "--max-model-len", str(context_length)]
+    args = ["--model", MODEL, "--served-model-name", *names, "--dtype", "bfloat16", "--max-model-len", str(context_length), *tools]
     args += cluster.TRAINED_PROMPTS
     mounts = [*cluster.SERVER_MOUNTS, cluster.mount("model", MODEL, read_only=True)]
     return cluster.vllm_container(settings, args, gpus=gpus, env={}, mounts=mounts)

@@ -22,7 +22,7 @@ class Chat(Resource):
         return self._api.call("POST", at("/v1/chat/completions"), json=body, timeout=GENERATION_TIMEOUT)
 
     def stream(self, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Iterator[str]:
-        """Yields the answer's text in pieces."""
+        """Yields the answer's text in pieces; a tool call as a line with its name and its arguments."""
         body = {"model": model, "messages": list(messages), "stream": True, **options}
         decoder = wire.EventDecoder()
         pieces = self._api.data_of("POST", at("/v1/chat/completions"), decoder=decoder, json=body, timeout=GENERATION_TIMEOUT)
@@ -45,4 +45,11 @@ class Completions(Resource):
 def _texts(chunk: Record) -> list[str]:
     if "error" in chunk:
         raise wire.error_from_body(chunk, status=500)
-    return [text for choice in chunk.get("choices") or () if (text := (choice.get("delta") or {}).get("content"))]
+    deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or ()]
+    return [text for delta in deltas for text in (delta.get("content"), *map(_call_text, delta.get("tool_calls") or ())) if text]
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    function = call.get("function") or {}
+    name = f"\n{function['name']} " if function.get("name") else ""
+    return f"{name}{function.get('arguments') or ''}"

@@ -56,6 +56,9 @@ function measured({ began, first, usage, isStopped }) {
   return [...parts, `${((now - began) / 1000).toFixed(1)} s`, ...(isStopped ? ["stopped"] : [])].join(", ");
 }
 
+// A tool call is shown as a line with its name and its arguments.
+const written = (delta) => (delta.content ?? "") + (delta.tool_calls ?? []).map(({ function: f }) => (f?.name ? `\n${f.name} ` : "") + (f?.arguments ?? "")).join("");
+
 async function answer(name) {
   const shown = add(name, "assistant", ""), found = { began: performance.now() };
   let text = "";
@@ -64,7 +67,7 @@ async function answer(name) {
     const reply = await call("POST", "/v1/chat/completions", body, { signal: stop.signal });
     for await (const event of events(reply.body)) {
       if (event.error) throw new Error(event.error.message);
-      const piece = event.choices?.[0]?.delta?.content ?? "";
+      const piece = written(event.choices?.[0]?.delta ?? {});
       if (piece) found.first ??= performance.now();
       found.usage = event.usage ?? found.usage;
       shown.textContent = text += piece;

@@ -129,6 +129,12 @@ class CallForm:
             found = pattern.search(text, end)
 
 
+def rendered_call(tokenizer: ChatTokenizer) -> str | None:
+    """Returns what a model generates to make one call, in whatever form; None if the template writes none."""
+    text = None if tokenizer.reasoning is None else _rendered(tokenizer, PROBES[:1])
+    return text if text is not None and PROBES[0]["name"] in text else None
+
+
 class _Said:
     """What a model generates to make a call."""
 

@@ -83,7 +83,7 @@ def test_a_stream_through_the_gateway_follows_the_schema(served: tuple[openai.Op
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "tools": ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools", "this server does not support"),
+    "tools": ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools", "does not render tools"),
     "an unknown format": ({"response_format": {"type": "xml"}}, "response_format", "type 'xml' is not supported"),
     "a schema that cannot be enforced": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}},

@@ -54,7 +54,7 @@ def _ask(client: FtClient, model: str, messages: Sequence[Mapping[str, object]],
     if as_json:
         answer = client.chat.create(model=model, messages=messages, **options)
         print_json(answer)
-        return str(answer["choices"][0]["message"]["content"])
+        return answer["choices"][0]["message"]["content"] or ""
     parts: list[str] = []
     for part in client.chat.stream(model=model, messages=messages, **options):
         print(part, end="", flush=True)
