@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "GET /v1/model_routes": "ft routes",
     "DELETE /v1/model_routes/{}": "ft routes delete {}",
     "GET /v1/models": "ft models",
+    "GET /v1/recipes": "ft recipes list",
     "POST /v1/uploads": "ft upload FILE",
     "GET /v1/webhook_endpoints": "ft webhooks",
     "GET /v1/webhook_endpoints/{}/deliveries": "ft webhooks deliveries {}",

@@ -60,14 +60,16 @@ def test_nothing_of_a_suite_is_read_for_a_key_that_is_unknown(api_url: str) -> N
 
 
 def test_a_suite_needs_its_fields(api_url: str, api_key: str) -> None:
-    def sent(data: dict[str, str], files: dict[str, bytes]) -> tuple[int, str]:
-        answer = httpx.post(f"{api_url}/v1/suites", data=data, files=files or {"x": b""}, headers={"authorization": f"Bearer {api_key}"})
+    def sent(**parts: str) -> tuple[int, str]:
+        form = {name: ("a.jsonl" if name == "file" else None, text) for name, text in parts.items()}
+        answer = httpx.post(f"{api_url}/v1/suites", files=form, headers={"authorization": f"Bearer {api_key}"})
         return answer.status_code, answer.json()["error"]["param"]
 
-    file = {"file": b'{"question": "1?"}\n'}
-    assert sent({"name": "a", "field": "question"}, {}) == (400, "file")
-    assert sent({"field": "question"}, file) == (400, "name")
-    assert sent({"name": "a"}, file) == (400, "field")
+    file = '{"question": "1?"}\n'
+    assert sent(name="a", field="question") == (400, "file")
+    assert sent(field="question", file=file) == (400, "name")
+    assert sent(name="a", file=file) == (400, "field")
+    assert sent(name="a", field="question", file=file, x="") == (400, "x")
 
 
 def test_a_body_beyond_the_limit_is_refused_by_its_announced_length(api_url: str, api_key: str) -> None:
