@@ -180,7 +180,7 @@ MAX_VALUES = 20_000
 MAX_PROMPT_VALUES = 1_000_000
 """Values in a completion request, which is passed on unchecked: its prompt may be a list of tokens."""
 STRING_OR_COMMA = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|,', re.DOTALL)
-COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
+COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 OTHER_LIMITS = {**dict.fromkeys(COMPLETIONS, 16 * MIB), "/v1/suites": MAX_FILE_BYTES + MIB}
 """Conversations with images; and files with other fields."""
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from control_plane.platform.metadata import check_metadata
 from ft_assets.datasets import mixture
 from ft_assets.datasets.mixture import MixedFile
 from ft_assets.errors import InvalidRequest, did_you_mean
@@ -33,8 +34,6 @@ HYPERPARAMETER_ALIASES: Mapping[str, str] = {"lora_rank": "rank", "lora_alpha": 
 SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 MAX_SUFFIX = 64
 """OpenAI's limit, which also fits into the name of a served model."""
-MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-"""OpenAI's limits on metadata."""
 MAX_SEED = 2**31 - 1
 WANDB_RESERVED = re.compile(r"[/\\#?%:]")
 MAX_WANDB_NAME, MAX_WANDB_TAG, MAX_WANDB_TAGS = 128, 64, 50
@@ -115,7 +114,7 @@ class JobRequest:
             training_files=mixed,
             suffix=_suffix(given.get("suffix")),
             seed=_seed(given.get("seed")),
-            metadata=_metadata(given.get("metadata")),
+            metadata=check_metadata(given.get("metadata")),
             method=method,
             adapter=adapter,
             hyperparameters=hyperparameters,
@@ -316,21 +315,3 @@ def _seed(value: int | None) -> int | None:
     if value is None or 0 <= value <= MAX_SEED:
         return value
     raise InvalidRequest(f"seed {value} is outside 0..{MAX_SEED}", code="invalid_seed", param="seed")
-
-
-def _metadata(value: Mapping[str, Any] | None) -> Mapping[str, str] | None:
-    if value is None:
-        return None
-    if len(value) > MAX_METADATA_PAIRS:
-        raise InvalidRequest(
-            f"metadata has {len(value)} pairs; at most {MAX_METADATA_PAIRS} are allowed", code="invalid_metadata", param="metadata"
-        )
-    for key, text in value.items():
-        if not isinstance(text, str) or len(key) > MAX_METADATA_KEY or len(text) > MAX_METADATA_VALUE:
-            raise InvalidRequest(
-                f"metadata {key[:80]!r} is not valid: keys have at most {MAX_METADATA_KEY} characters, values are text of at most "
-                f"{MAX_METADATA_VALUE}",
-                code="invalid_metadata",
-                param="metadata",
-            )
-    return value

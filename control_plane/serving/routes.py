@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` and ``/v1/completions``: the gateway to the inference servers."""
+"""``/v1/chat/completions``, ``/v1/responses`` and ``/v1/completions``: the gateway to the inference servers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from control_plane.platform.pagination import Page
 from control_plane.serving import model_routes, own_servers, schemas
 from control_plane.serving.gateway import Gateway, Target
 from control_plane.serving.model_routes import Route
+from control_plane.serving.responses.requests import read_request
+from control_plane.serving.responses.translation import translate
 from ft_assets.adapters.record import FULL
 from ft_assets.datasets.conversation import normalize_request
-from ft_assets.errors import InvalidRequest
+from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1", tags=["inference"])
 SESSION = "x-session-id"
+CHAT = "/v1/chat/completions"
 
 
 @router.post("/chat/completions", summary="Create a chat completion")
@@ -33,7 +36,29 @@ async def chat_completions(request: Request, platform: PlatformDep, tenant: Read
 
     The `model` of the response and the headers `x-ft-model` and `x-ft-adapter` name the exact model that answered.
     """
-    return await _complete(request, platform, tenant, "/v1/chat/completions", body, normalize=normalize_request)
+    return await _complete(request, platform, tenant, CHAT, body, normalize=normalize_request)
+
+
+@router.post("/responses", summary="Create a response")
+async def create_response(request: Request, platform: PlatformDep, tenant: Reader, body: dict[str, Any]) -> Response:
+    """Create a response in the format of OpenAI's Responses API: text, structured output and function calls, streamed if asked.
+
+    It is answered by the same models as a chat completion. Responses are not stored, so a request carries its whole conversation.
+    """
+    check_storable(body)
+    asked = read_request(body)
+    try:
+        answer = await _complete(request, platform, tenant, CHAT, asked.chat, normalize=normalize_request, session=asked.session)
+    except InvalidRequest as e:
+        raise asked.refusal(e) from e
+    return translate(answer, asked)
+
+
+@router.api_route("/responses/{response_id:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+def stored_response(tenant: Reader, response_id: str) -> Response:
+    """Refuse calls that need a stored response."""
+    message = f"no response {response_id[:80]!r}: responses are not stored; send earlier items in the input of POST /v1/responses"
+    raise NotFound(message, code="response_not_found", param="response_id")
 
 
 @router.post("/completions", summary="Create a completion")
@@ -50,6 +75,7 @@ async def _complete(
     body: Mapping[str, Any],
     *,
     normalize: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    session: str | None = None,
 ) -> Response:
     check_storable(body)
     model = body.get("model")
@@ -57,7 +83,7 @@ async def _complete(
         raise InvalidRequest(
             "model is missing; list what you can use with GET /v1/models", code="missing_required_parameter", param="model"
         )
-    affinity = affinity_of(body, request.headers.get(SESSION))
+    affinity = affinity_of(body, request.headers.get(SESSION) or session)
 
     async def resolve() -> Target:
         return await run_in_threadpool(_target, platform, tenant, model, affinity)

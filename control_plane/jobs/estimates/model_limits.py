@@ -12,7 +12,8 @@ from control_plane.jobs.estimates import job_plan
 from control_plane.jobs.estimates.schemas import AdapterLimits, DefaultFit, MethodLimits, ModelLimits, ValueLimit
 from control_plane.jobs.recipes import operator_recipes
 from control_plane.jobs.schemas import JobError
-from control_plane.jobs.submission import MAX_METADATA_PAIRS, MAX_SEED, MAX_SUFFIX, JobRequest
+from control_plane.jobs.submission import MAX_SEED, MAX_SUFFIX, JobRequest
+from control_plane.platform import metadata
 from control_plane.platform.context import Platform
 from control_plane.quotas.rules import Ask, Usage, admit
 from control_plane.tenants.rules import TIERS, Tenant
@@ -51,7 +52,7 @@ def _of(platform: Platform, name: str, known: Mapping[str, Recipe]) -> ModelLimi
         strategies=list(HARDWARE["strategy"].words),
         max_suffix_length=MAX_SUFFIX,
         max_seed=MAX_SEED,
-        max_metadata_pairs=MAX_METADATA_PAIRS,
+        max_metadata_pairs=metadata.MAX_PAIRS,
     )
     try:
         base = platform.models.card(name)

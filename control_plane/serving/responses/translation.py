@@ -1,0 +1,30 @@
+"""What the gateway got for a chat completion, as the answer to a response request: whole, streamed, or a refusal."""
+
+from __future__ import annotations
+
+import json
+
+from fastapi import Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from control_plane.serving.responses.answers import whole_response
+from control_plane.serving.responses.events import ResponseStream
+from control_plane.serving.responses.refusals import to_callers_words
+from control_plane.serving.responses.requests import ResponseRequest
+
+KEPT_HEADERS = ("x-ft-model", "x-ft-adapter")
+
+
+def translate(answer: Response, asked: ResponseRequest) -> Response:
+    """Return the gateway's `answer` in the format of responses; a stream stays open to the same server."""
+    if isinstance(answer, StreamingResponse):
+        stream = ResponseStream(asked.repeated, model=answer.headers["x-ft-model"])
+        answer.body_iterator = stream.events(answer.body_iterator)
+        return answer
+    body = json.loads(bytes(answer.body))
+    headers = {name: answer.headers[name] for name in KEPT_HEADERS if name in answer.headers}
+    if answer.status_code >= 400:
+        error = body["error"]
+        message, param = to_callers_words(error["message"], error["param"], asked.places)
+        return JSONResponse({"error": {**error, "message": message, "param": param}}, status_code=answer.status_code, headers=headers)
+    return JSONResponse(whole_response(body, asked.repeated), headers=headers)
