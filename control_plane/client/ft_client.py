@@ -24,7 +24,7 @@ from control_plane.client.resources.account import (
 from control_plane.client.resources.adapters import Adapters
 from control_plane.client.resources.admin import Admin
 from control_plane.client.resources.billing import Budgets, Invoices, Ledger, UsageReports
-from control_plane.client.resources.chat import Chat, Completions
+from control_plane.client.resources.chat import Chat, Completions, Responses
 from control_plane.client.resources.datasets import CapabilitySuites, Datasets, Suites
 from control_plane.client.resources.exports import AdapterEvaluations, Exports
 from control_plane.client.resources.files import Files
@@ -77,6 +77,7 @@ class FtClient:
         self.adapter_evaluations = AdapterEvaluations(connection)
         self.exports = Exports(connection)
         self.chat = Chat(connection)
+        self.responses = Responses(connection)
         self.completions = Completions(connection)
         self.graders = Graders(connection)
         self.checkpoint_permissions = CheckpointPermissions(connection)

@@ -69,6 +69,7 @@ OPENAI: Mapping[str, OpenAiCall] = {
     "POST /v1/webhook_endpoints/{webhook_endpoint_id}/test": _call("webhooks.test"),
     "GET /v1/webhook_event_types": _call("webhooks.event_types.list"),
     "POST /v1/chat/completions": _call("chat.completions.create"),
+    "POST /v1/responses": _call("responses.create"),
     "POST /v1/completions": _call("completions.create"),
 }  # fmt: skip
 """By method and path. ``docs/api.md`` has the same table, with what the client calls besides."""
@@ -140,6 +141,7 @@ CHAT = {"model": "MODEL", "messages": [{"role": "user", "content": "Hello"}], "m
 NEW_JOB = {"model": "MODEL", "training_file": "file-...", "suffix": "support", "hyperparameters": {"n_epochs": 3}}
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "POST /v1/chat/completions": CHAT,
+    "POST /v1/responses": {"model": "MODEL", "input": "Hello", "max_output_tokens": 64},
     "POST /v1/completions": {"model": "MODEL", "prompt": "Hello", "max_tokens": 64},
     "POST /v1/fine_tuning/jobs": NEW_JOB,
     "POST /v1/fine_tuning/estimate": NEW_JOB,

@@ -1,4 +1,4 @@
-"""``client.chat`` and ``client.completions``: answers from base models and from the tenant's production adapters."""
+"""``client.chat``, ``client.responses`` and ``client.completions``: answers from base models and from the tenant's production adapters."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ class Chat(Resource):
                 if data == wire.DONE:
                     return
                 yield from _texts(json.loads(data))
+
+
+class Responses(Resource):
+    """Responses in the format of OpenAI's Responses API; none is stored."""
+
+    def create(self, *, model: str, input: str | Sequence[Mapping[str, Any]], **options: Any) -> Record:  # OpenAI's name
+        """Returns a complete response; `options` are OpenAI's, such as ``instructions`` and ``max_output_tokens``."""
+        body = {"model": model, "input": input, **options}
+        return self._api.call("POST", at("/v1/responses"), json=body, timeout=GENERATION_TIMEOUT)
 
 
 class Completions(Resource):

@@ -1,7 +1,8 @@
 """The `input` of a response request as the messages of a chat completion.
 
 An answer becomes several items (reasoning, message, function calls), and a chat completion has one message for all of them. Consecutive
-items of the assistant are joined to one message again, so that a conversation that is sent back renders the prompt that chat completions render.
+items of the assistant are joined to one message again, so that a conversation that is sent back renders the prompt that it renders as a
+chat completion.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def read_request(body: JsonObject) -> ResponseRequest:
     elif given.get("tool_choice", "auto") not in ("auto", "none"):
         raise InvalidRequest(
             f"tool_choice {shown(given['tool_choice'])} needs tools; pass them, or leave it out",
-            code="invalid_tool_choice",
+            code="invalid_tools",
             param="tool_choice",
         )
     if (wanted := _response_format(given.get("text", {}))) is not None:

@@ -61,6 +61,8 @@ NEEDED: Mapping[str, str] = {
         GET {EXPORT}/content, GET {ADAPTER}/evaluations, GET {EVALUATION}, GET {EVALUATION}/report, GET {EVALUATION}/samples,
         GET /v1/model_routes, GET /v1/model_routes/{{name}}, GET /v1/model_routes/{{name}}/rewrite,
         POST /v1/chat/completions, POST /v1/completions, GET /v1/me,
+        POST /v1/responses, GET /v1/responses/{{response_id:path}}, POST /v1/responses/{{response_id:path}},
+        DELETE /v1/responses/{{response_id:path}},
         GET /v1/webhook_event_types, GET /v1/webhook_endpoints, GET {HOOK}, GET {HOOK}/deliveries,
         GET /v1/integrations/wandb,
         GET /v1/usage, GET /v1/usage.csv, GET /v1/ledger, GET /v1/ledger/entries, GET /v1/budgets, GET /v1/budgets/{{budget_id}},

@@ -38,7 +38,7 @@ CHECKS = [status_code_conformance, content_type_conformance, response_schema_con
 SEED = 20_260_101
 DEMO = Path(__file__).resolve().parents[3] / "examples/demo/base_model"
 UNAVAILABLE_HERE = (
-    "/v1/chat/completions", "/v1/completions", "/v1/adapters/{adapter_id}/server", "/v1/model_routes/{name}/rewrite",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/adapters/{adapter_id}/server", "/v1/model_routes/{name}/rewrite",
     "/v1/webhook_endpoints", "/v1/webhook_endpoints/{webhook_endpoint_id}", "/v1/webhook_endpoints/{webhook_endpoint_id}/test",
 )  # fmt: skip
 """503 may be their true answer where no inference server runs, no cluster is configured, and no webhooks are sent."""

@@ -1,0 +1,182 @@
+"""The Responses API at the gateway, as OpenAI's client uses it: text, structured output, function calls, streams, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from control_plane.api.app import create_app
+from control_plane.platform.context import Platform
+from control_plane.serving.responses import requests
+from control_plane.serving.responses.events import ResponseStream
+from control_plane.tenants import service as tenants
+from tests.support.models.tool_templates import READABLE, build_tool_model
+from tests.support.servers.inference_server import TOKEN, free_port, inference_server
+
+MODEL = "tiny-base"
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+class Weather(BaseModel):
+    """Get the weather."""
+
+    model_config = ConfigDict(extra="forbid")
+    unit: Literal["C", "F"]
+    days: int = Field(ge=1, le=9)
+
+
+TOOLS: Any = [
+    {"type": "function", "name": "Weather", "description": "Get the weather.", "parameters": Weather.model_json_schema(), "strict": True}
+]
+
+
+@pytest.fixture(scope="module")
+def client(
+    new_platform: Callable[..., Platform], serve: Callable[[FastAPI], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[openai.OpenAI]:
+    base = build_tool_model(tmp_path_factory.mktemp("responses") / "base", READABLE["qwen2_5"])
+    with inference_server(base, port=free_port(), name=MODEL) as url:
+        platform = new_platform(inference_urls=url, inference_token=TOKEN)
+        _, key = tenants.create(platform, f"responses-{uuid.uuid4().hex[:8]}")
+        with openai.OpenAI(base_url=f"{serve(create_app(platform))}/v1", api_key=key.secret, max_retries=0) as made:
+            yield made
+
+
+def raw_events(client: openai.OpenAI, **body: Any) -> list[dict[str, Any]]:
+    """Events of a stream as they are on the wire."""
+    headers = {"authorization": f"Bearer {client.api_key}"}
+    answer = httpx.post(f"{client.base_url}responses", json={"model": MODEL, "stream": True, **body}, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    blocks = [dict(line.split(": ", 1) for line in block.splitlines()) for block in answer.text.split("\n\n") if block]
+    found = [json.loads(block["data"]) for block in blocks]
+    assert [block["event"] for block in blocks] == [event["type"] for event in found]
+    return found
+
+
+def test_text_is_cut_at_max_output_tokens_and_counted(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model=MODEL, input="Hi", instructions="Be brief", max_output_tokens=8, temperature=0)
+    Response.model_validate(answer.model_dump(), strict=True)
+    assert (answer.status, answer.incomplete_details and answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.usage is not None
+    assert (answer.usage.output_tokens, answer.output_text != "") == (8, True)
+    chat = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}], max_tokens=8, temperature=0
+    )
+    assert (chat.choices[0].message.content, chat.usage and chat.usage.prompt_tokens) == (answer.output_text, answer.usage.input_tokens)
+
+
+def test_structured_output_follows_the_schema(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(model=MODEL, input="Hi", text_format=Weather).output_parsed
+    assert isinstance(parsed, Weather)
+
+
+def test_a_function_call_and_its_result_go_back_as_items(client: openai.OpenAI) -> None:
+    items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Rain?"}]}]
+    first = client.responses.create(model=MODEL, input=items, tools=TOOLS, tool_choice={"type": "function", "name": "Weather"})
+    (call,) = first.output
+    assert call.type == "function_call"
+    Weather.model_validate_json(call.arguments)
+    items += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": "yes"}]
+    second = client.responses.create(model=MODEL, input=items, tools=TOOLS, tool_choice="none", max_output_tokens=4)
+    messages: Any = [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}]},
+        {"role": "tool", "tool_call_id": call.call_id, "content": "yes"},
+    ]  # fmt: skip
+    nested: Any = [{"type": "function", "function": {k: v for k, v in TOOLS[0].items() if k != "type"}}]
+    chat = client.chat.completions.create(model=MODEL, messages=messages, tools=nested, tool_choice="none", max_tokens=4)
+    assert second.usage is not None and chat.usage is not None
+    assert second.usage.input_tokens == chat.usage.prompt_tokens  # the items render as the chat does
+
+
+def test_a_stream_has_openais_events_in_order_and_ends_with_the_whole_response(client: openai.OpenAI) -> None:
+    events = raw_events(client, input="Hi", max_output_tokens=6)
+    for event in events:
+        EVENT.validate_python(event, strict=True)
+    kinds = [event["type"] for event in events]
+    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    assert kinds[-4:] == ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.incomplete"]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    (item,) = events[-1]["response"]["output"]
+    assert text == item["content"][0]["text"] != ""
+    assert events[-1]["response"]["usage"]["output_tokens"] == 6
+
+
+def test_the_clients_own_stream_helper_assembles_calls(client: openai.OpenAI) -> None:
+    with client.responses.stream(model=MODEL, input="Rain?", tools=TOOLS, tool_choice="required", parallel_tool_calls=False) as stream:
+        kinds = {event.type for event in stream}
+        (call,) = stream.get_final_response().output
+    assert {"response.function_call_arguments.delta", "response.function_call_arguments.done", "response.completed"} <= kinds
+    assert call.type == "function_call"
+    Weather.model_validate_json(call.arguments)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"temprature": 1}, "temprature"),
+        ({"input": None}, "input"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(client: openai.OpenAI, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model=MODEL, input="x", extra_body=body)
+    assert refused.value.param == param
+
+
+def test_null_means_absent_in_every_optional_field(client: openai.OpenAI) -> None:
+    nulls = {name: None for name in ResponseCreateParamsBase.__annotations__ if name not in ("model", "input")}
+    assert client.responses.create(model=MODEL, input="x", extra_body={**nulls, "max_output_tokens": 2}).status == "incomplete"
+
+
+def test_every_field_of_the_installed_client_is_decided() -> None:
+    assert {*ResponseCreateParamsBase.__annotations__, "stream"} <= requests.READ | requests.ONLY.keys()
+
+
+def test_a_stored_response_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="not stored"):
+        client.responses.retrieve("resp_1")
+    with pytest.raises(openai.NotFoundError, match="not stored"):
+        client.responses.cancel("resp_1")
+
+
+@pytest.mark.parametrize("cut", [1, 7, 10_000])
+def test_a_stream_that_breaks_off_fails_with_what_was_written(cut: int) -> None:
+    chunk = {"choices": [{"delta": {"content": "Rain"}, "finish_reason": None}]}
+    wire = f"data: {json.dumps(chunk)}\n\n".encode()
+
+    async def pieces() -> Any:
+        for at in range(0, len(wire), cut):
+            yield wire[at : at + cut]
+
+    async def translated() -> list[dict[str, Any]]:
+        return [json.loads(e.split(b"data: ", 1)[1]) async for e in ResponseStream({}, model=MODEL).events(pieces())]
+
+    events = asyncio.run(translated())
+    assert [e["type"] for e in events][-4:] == [
+        "response.output_text.done", "response.content_part.done", "response.output_item.done", "response.failed",
+    ]  # fmt: skip
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Rain"
+    assert next(e for e in events if e["type"] == "error")["code"] == "inference_unavailable"
