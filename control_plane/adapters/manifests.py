@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from functools import cache
+import re
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
 
 from control_plane.adapters import service as adapters
 from control_plane.adapters.cluster_settings import cluster_settings
 from control_plane.platform.context import Platform
 from control_plane.serving import model_routes
-from ft_assets.adapters import cluster, llm_d, servers, tool_parsers
+from ft_assets.adapters import cluster, llm_d, servers
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
 from ft_assets.adapters.llm_d import Pool
 from ft_assets.adapters.record import FULL, AdapterRecord
 from ft_assets.base_models import MAX_RANK, BaseModel
-from ft_assets.errors import Conflict, InvalidRequest
+from ft_assets.datasets.tokens.call_form import rendered_call
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.errors import Conflict, FtError, InvalidRequest
 from ft_assets.training import model_shapes
 from ft_assets.training.model_shapes import ModelShape
+
+PARSERS: Mapping[str, str] = {
+    r"<tool_call>\s*<function=": "qwen3_coder",
+    r"<tool_call>\w+\s*<arg_key>": "glm45",
+    r"<tool_call>\s*\{": "hermes",
+    r"\[TOOL_CALLS\]": "mistral",
+    r"<\|tool_call\|>\s*\[": "granite",
+    r"<\uff5ctool\u2581calls\u2581begin\uff5c>.*?```json": "deepseek_v3",
+    r"<\uff5ctool\u2581calls\u2581begin\uff5c>": "deepseek_v31",
+    r"<\|tool_call>call:": "gemma4",
+    r"<\|tool_call_start\|>\[": "lfm2",
+    r"to=functions\.": "openai",
+    r"\s*\{\s*\"name\": *\"\w+\", *\"parameters\"": "llama3_json",
+}
+"""Parsers of vLLM 0.32 (``--tool-call-parser``) by the beginning of a call, in order. A form that none of them reads gives no parser: the
+server then refuses `tools`, as vLLM does without ``--enable-auto-tool-choice``."""
 
 
 def server(platform: Platform, tenant: str, reference: str) -> str:
@@ -27,7 +48,7 @@ def server(platform: Platform, tenant: str, reference: str) -> str:
 def server_objects(record: AdapterRecord, base: BaseModel, settings: ClusterSettings) -> list[Manifest]:
     """Return the objects of a whole model's server; ``Conflict`` if it has none on this cluster."""
     try:
-        return servers.render(record, _shape(base), settings, context_length=base.context_length, tools=tool_parsers.flags(base.directory))
+        return servers.render(record, _shape(base), settings, context_length=base.context_length, tools=tool_flags(base.directory))
     except ValueError as e:
         raise Conflict(f"model {record.id} has no server on this cluster: {e}", code="invalid_cluster") from e
 
@@ -54,7 +75,7 @@ def pool_of(base: BaseModel, *, replicas: int = 2, max_loras: int = 8, max_cpu_l
     try:
         return Pool(
             base_model=base.id, base_digest=base.digest, shape=_shape(base), context_length=base.context_length, replicas=replicas,
-            max_loras=max_loras, max_cpu_loras=max_cpu_loras, max_rank=max_rank, tools=tuple(tool_parsers.flags(base.directory)),
+            max_loras=max_loras, max_cpu_loras=max_cpu_loras, max_rank=max_rank, tools=tuple(tool_flags(base.directory)),
         )  # fmt: skip
     except ValueError as e:
         raise InvalidRequest(f"no pool for {base.id}: {e}", code="invalid_cluster") from e
@@ -98,3 +119,19 @@ def route(platform: Platform, tenant: str, name: str) -> str:
 @cache  # callers look up the URLs of pools for every request
 def _shape(base: BaseModel) -> ModelShape:
     return model_shapes.of(base.id, directory=base.directory, repo=base.repo, num_parameters=base.num_parameters)
+
+
+def tool_flags(directory: Path | None) -> list[str]:
+    """Returns vLLM's arguments for the tools of a model directory; none if its calls are not read, or its files are not here."""
+    parser = None if directory is None or not (directory / "tokenizer.json").is_file() else _parser(directory)
+    return [] if parser is None else ["--enable-auto-tool-choice", "--tool-call-parser", parser]
+
+
+@lru_cache(maxsize=64)
+def _parser(directory: Path) -> str | None:
+    """Returns the parser of a model directory; its files do not change while a process runs, as its digest is pinned."""
+    try:
+        text = rendered_call(ChatTokenizer.load(directory))
+    except FtError:
+        return None  # a template that cannot be used; requests are refused with its fault
+    return None if text is None else next((name for pattern, name in PARSERS.items() if re.search(pattern, text, re.DOTALL)), None)

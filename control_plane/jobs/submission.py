@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from control_plane.platform.metadata import check_metadata
+from control_plane.http.metadata import check_metadata
 from ft_assets.datasets import mixture
 from ft_assets.datasets.mixture import MixedFile
 from ft_assets.errors import InvalidRequest, did_you_mean

@@ -41,7 +41,7 @@ class Pool:
     """Adapters that a replica holds in memory. At least as many as are loaded: others are read from disk under traffic."""
     max_rank: int = MAX_RANK
     tools: tuple[str, ...] = ()
-    """Arguments about tools (:mod:`ft_assets.adapters.tool_parsers`)."""
+    """Arguments about tools."""
     picker: str = "ft-endpoint-picker"
     """Service of the endpoint picker, in the same namespace."""
     picker_port: int = 9002

@@ -12,7 +12,7 @@ import pytest
 
 from tests.journey.conftest import Stack
 from tests.journey.test_upload_to_answer import wait_for
-from tests.support.jobs.tool_rows import SCHEMAS, TOOLS, write_tool_rows
+from tests.support.models.tool_rows import SCHEMAS, TOOLS, write_tool_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 EPOCHS: Any = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 3, "max_seq_len": 1024}}}

@@ -8,12 +8,12 @@ from dataclasses import replace
 from control_plane.billing import prices as price_lists
 from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import RESERVED_FOR, job_class, widest_of
+from control_plane.http import metadata
 from control_plane.jobs.estimates import job_plan
 from control_plane.jobs.estimates.schemas import AdapterLimits, DefaultFit, MethodLimits, ModelLimits, ValueLimit
 from control_plane.jobs.recipes import operator_recipes
 from control_plane.jobs.schemas import JobError
 from control_plane.jobs.submission import MAX_SEED, MAX_SUFFIX, JobRequest
-from control_plane.platform import metadata
 from control_plane.platform.context import Platform
 from control_plane.quotas.rules import Ask, Usage, admit
 from control_plane.tenants.rules import TIERS, Tenant

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from control_plane.serving.responses.answers import (
+from control_plane.serving.responses.response_objects import (
     INCOMPLETE,
     Envelope,
     Usage,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from control_plane.platform.metadata import check_metadata
+from control_plane.http.metadata import check_metadata
 from control_plane.serving.responses.items import Messages
 from control_plane.serving.responses.refusals import refuse_others, shown, to_callers_words, unsupported, wrong_type
 from ft_assets.errors import InvalidRequest

@@ -7,10 +7,10 @@ import json
 from fastapi import Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from control_plane.serving.responses.answers import whole_response
 from control_plane.serving.responses.events import ResponseStream
 from control_plane.serving.responses.refusals import to_callers_words
 from control_plane.serving.responses.requests import ResponseRequest
+from control_plane.serving.responses.response_objects import whole_response
 
 KEPT_HEADERS = ("x-ft-model", "x-ft-adapter")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_assets.adapters.tool_parsers import flags
+from control_plane.adapters.manifests import tool_flags
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.models.tool_templates import READABLE, UNREADABLE, build_tool_model
 
@@ -20,11 +20,11 @@ EXPECTED = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_parser_follows_from_a_rendered_call(tmp_path: Path, name: str) -> None:
     directory = build_tool_model(tmp_path / "model", {**READABLE, **UNREADABLE}[name])
-    assert flags(directory) == ["--enable-auto-tool-choice", "--tool-call-parser", EXPECTED[name]]
+    assert tool_flags(directory) == ["--enable-auto-tool-choice", "--tool-call-parser", EXPECTED[name]]
 
 
-def test_model_whose_calls_no_parser_reads_has_no_flags(tmp_path: Path) -> None:
-    assert flags(build_tiny_model(tmp_path / "none")) == []
-    assert flags(build_tiny_model(tmp_path / "text", template=None)) == []
-    assert flags(build_tiny_model(tmp_path / "broken", template="{{ '")) == []
-    assert flags(tmp_path) == flags(None) == []
+def test_model_whose_calls_no_parser_reads_has_no_tool_flags(tmp_path: Path) -> None:
+    assert tool_flags(build_tiny_model(tmp_path / "none")) == []
+    assert tool_flags(build_tiny_model(tmp_path / "text", template=None)) == []
+    assert tool_flags(build_tiny_model(tmp_path / "broken", template="{{ '")) == []
+    assert tool_flags(tmp_path) == tool_flags(None) == []
