@@ -57,7 +57,7 @@ async def create_response(request: Request, platform: PlatformDep, tenant: Reade
 @router.api_route("/responses/{response_id:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
 def stored_response(_: Reader, response_id: str) -> Response:
     """Refuse calls that need a stored response."""
-    message = f"no response {response_id[:80]!r}: responses are not stored; send earlier items in the input of POST /v1/responses"
+    message = f"no response {response_id[:80]!r}: responses are not stored; send earlier items in the input of the next one"
     raise NotFound(message, code="response_not_found", param="response_id")
 
 
