@@ -44,6 +44,8 @@ MAX_LACKS = 1024
 """Most missing models remembered per server."""
 MAX_HELD = 1 << 16
 """Bytes of a stream held back at most."""
+TOO_MANY_TOKENS = ("context length", "maximum model length")
+"""Words of vLLM's refusals of a prompt, or a prompt and `max_tokens`, beyond the context."""
 OVERLOADED = frozenset({429, 502, 503, 504})
 
 
@@ -246,15 +248,18 @@ async def _chunks(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
 
 
 def _in_openai_form(content: bytes) -> bytes:
-    """Return an engine's refusal with a textual code: vLLM repeats the HTTP status there."""
+    """Return a server's refusal in OpenAI's form, with its own code if that is a text: vLLM repeats the HTTP status there.
+
+    A refusal of vLLM's for too many tokens gets the code that clients look for.
+    """
     try:
         error = json.loads(content)["error"]
-        message, param = str(error["message"]), error.get("param")
+        message, param, code = str(error["message"]), error.get("param"), error.get("code")
     except (ValueError, KeyError, TypeError, AttributeError):
-        message, param = content[:500].decode(errors="replace"), None
-    return json.dumps(
-        {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": "inference_refused"}}
-    ).encode()
+        message, param, code = content[:500].decode(errors="replace"), None, None
+    if not isinstance(code, str) or not code:
+        code = "context_length_exceeded" if any(words in message for words in TOO_MANY_TOKENS) else "inference_refused"
+    return json.dumps({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}).encode()
 
 
 def _unavailable(what: str) -> Unavailable:

@@ -1,27 +1,39 @@
 """Request bodies of OpenAI's and vLLM's clients, and the answer format that they demand: a JSON schema to enforce, or a refusal.
 
-Formats that this server cannot enforce are refused: an answer that ignores the format could be mistaken for one that follows it. Other
-unlisted fields are ignored.
+What this server cannot do is refused: an answer that ignores a field could be mistaken for one that follows it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from resources.inference.answers import RequestError
+from resources.inference.engine.sampler import Sampling
+from resources.inference.request_errors import RequestError
+from resources.inference.request_fields import Kind, without_nulls
+
+MAX_STOPS, MAX_STOP_CHARS = 16, 256
+"""Stop strings of a request: each is searched for after each token of the thread that all requests share."""
+MAX_BIASES = 1024
+MAX_CHOICES = 128
+"""Answers to one request over all of its prompts."""
+MAX_TOP_LOGPROBS = 20
+"""As in OpenAI's chat completions."""
 
 
 class StreamOptions(BaseModel):
-    include_usage: bool = False
+    model_config = ConfigDict(extra="forbid")
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class Decoding(BaseModel):
-    """Fields about the answer that both kinds of request share."""
+    """Fields about the answer that both kinds of request share. Null means absent, in every field."""
 
     model_config = ConfigDict(extra="allow")
+    KIND: ClassVar[Kind]
     model: str
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float = Field(default=1.0, ge=0, le=2)
@@ -31,26 +43,87 @@ class Decoding(BaseModel):
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: Literal[1] | None = 1
+    n: int = Field(default=1, ge=1, le=16)
     response_format: Mapping[str, Any] | None = None
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=MAX_BIASES)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, given: Any) -> Any:
+        return without_nulls(given, cls.KIND) if isinstance(given, dict) else given
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, given: str | list[str] | None) -> str | list[str] | None:
+        stops = [given] if isinstance(given, str) else given or []
+        if len(stops) > MAX_STOPS or any(len(one) > MAX_STOP_CHARS for one in stops):
+            longest = max(map(len, stops))
+            raise ValueError(f"{len(stops)} strings of up to {longest} characters; at most {MAX_STOPS} of {MAX_STOP_CHARS} are allowed")
+        return given
 
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
+    def sampling(self, *, vocabulary: int, top_logprobs: int | None) -> Sampling:
+        """Return how tokens are picked; ``RequestError`` for a bias on a token that is not in the vocabulary."""
+        unknown = next((token for token in self.logit_bias if not 0 <= token < vocabulary), None)
+        if unknown is not None:
+            raise RequestError(
+                f"logit_bias names token {unknown}, and the vocabulary of {self.model} ends at {vocabulary - 1}; remove it.",
+                code="invalid_logit_bias",
+                param="logit_bias",
+            )
+        return Sampling(
+            temperature=self.temperature, top_p=self.top_p, seed=self.seed, frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty, logit_bias=self.logit_bias, top_logprobs=top_logprobs,
+        )  # fmt: skip
+
 
 class ChatRequest(Decoding):
+    KIND: ClassVar[Kind] = "chat"
     messages: list[Mapping[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
 
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Likeliest tokens to report beside each token; None: no log-probabilities."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError('top_logprobs needs "logprobs": true.', code="invalid_request", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 class CompletionRequest(Decoding):
-    prompt: str
+    KIND: ClassVar[Kind] = "completion"
+    prompt: str | list[int] | list[str] | list[list[int]] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=0)
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt: a text, or tokens."""
+        given: Any = self.prompt
+        return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+
+    @model_validator(mode="after")
+    def _repeats_or_answers(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens 0 leaves nothing to answer with; send at least 1, or echo the prompt")
+        return self
 
 
 class LoadRequest(BaseModel):
@@ -65,15 +138,10 @@ class UnloadRequest(BaseModel):
 
 Schema = Mapping[str, Any]
 SUPPORTED = '{"type": "text"}, {"type": "json_object"} and {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
-OF_VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""vLLM's own fields that constrain an answer."""
 
 
 def schema_of(body: ChatRequest | CompletionRequest) -> Schema | None:
     """Return the schema that the answer must follow; None if any text is allowed. Raises ``RequestError`` if it cannot be enforced."""
-    for field in OF_VLLM:
-        if (body.model_extra or {}).get(field) is not None:
-            raise RequestError(f"{field} is not enforced by this server; use response_format.", code="unsupported_parameter", param=field)
     requested = body.response_format
     kind = "text" if requested is None else requested.get("type")
     if kind == "text":

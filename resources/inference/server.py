@@ -18,12 +18,12 @@ from ft_assets.datasets.conversation import read_request
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable, num_characters
 from resources.inference import schemas
-from resources.inference.answers import Call, EngineError, RequestError, complete_answer, events, unknown_model
+from resources.inference.answers import Call, complete_answer, events
 from resources.inference.engine.engine_thread import Engine
 from resources.inference.engine.grammar import Constraint, SchemaError
-from resources.inference.engine.sampler import Sampling
 from resources.inference.loaded_adapters import AdapterError, AdapterStore
-from resources.inference.schemas import ChatRequest, CompletionRequest, LoadRequest, UnloadRequest
+from resources.inference.request_errors import EngineError, RequestError, unknown_model
+from resources.inference.schemas import MAX_CHOICES, ChatRequest, CompletionRequest, LoadRequest, UnloadRequest
 from resources.inference.tool_requests import CallUse, call_use, invalid_parameters
 
 COMPLETION_TOKENS = 16
@@ -67,27 +67,13 @@ class Server:
         if not base and body.model not in self.store:
             raise unknown_model(body.model)
         schema = schemas.schema_of(body)
-        chat = isinstance(body, ChatRequest)
         use = (
             await asyncio.to_thread(call_use, body, self.engine, served_name=self.served_name, content=schema)
             if isinstance(body, ChatRequest)
             else None
         )
-        prompt = await asyncio.to_thread(self._render, body)
-        space = self.engine.context_length - len(prompt)
-        wanted = (body.max_completion_tokens if isinstance(body, ChatRequest) else None) or body.max_tokens
-        if wanted is None:
-            wanted = space if chat else min(COMPLETION_TOKENS, space)
-        if wanted > space or space < 1:
-            limit = f"{body.model} takes {self.engine.context_length} tokens, the answer included"
-            raise RequestError(
-                f"The prompt has {len(prompt)} tokens; {limit}. Shorten the prompt."
-                if space < 1
-                else f"The prompt has {len(prompt)} tokens and max_tokens asks for {wanted} more; {limit}. Lower max_tokens to {space}, or "
-                "shorten the prompt.",
-                code="context_length_exceeded",
-                param="messages" if chat else "prompt",
-            )
+        prompts = await asyncio.to_thread(self._render, body)
+        wanted = self._max_tokens(body, max(map(len, prompts)))
         constraint = None
         if use is not None:
             constraint = await self._call_constraint(use)
@@ -96,28 +82,71 @@ class Server:
         return Call(
             model=body.model,
             adapter=None if base else body.model,
-            prompt=prompt,
+            prompts=tuple(prompts),
+            n=body.n,
             max_tokens=wanted,
-            sampling=Sampling(temperature=body.temperature, top_p=body.top_p, seed=body.seed),
+            sampling=body.sampling(vocabulary=self.engine.num_tokens, top_logprobs=body.num_top_logprobs),
             stops=body.stops,
-            constraint=constraint,
-            chat=chat,
+            constraint=None if constraint is None else constraint.fresh,
+            chat=isinstance(body, ChatRequest),
             calls=None if use is None else use.reading,
+            echo=self._echo(body, prompts),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
         )
 
-    def _render(self, body: ChatRequest | CompletionRequest) -> list[int]:
+    def _max_tokens(self, body: ChatRequest | CompletionRequest, longest: int) -> int:
+        """Return the most tokens of an answer; ``RequestError`` if prompt and answer do not fit the context."""
+        chat, space = isinstance(body, ChatRequest), self.engine.context_length - longest
+        wanted = body.max_completion_tokens if isinstance(body, ChatRequest) else None
+        wanted = body.max_tokens if wanted is None else wanted
+        if wanted is None:
+            wanted = space if chat else min(COMPLETION_TOKENS, space)
+        if wanted <= space and (space >= 1 or body.max_tokens == 0):
+            return wanted
+        limit = f"the maximum context length of {body.model} is {self.engine.context_length} tokens, the answer included"
+        raise RequestError(
+            f"The prompt has {longest} tokens; {limit}. Shorten the prompt."
+            if space < 1
+            else f"The prompt has {longest} tokens and max_tokens asks for {wanted} more; {limit}. Lower max_tokens to {space}, or "
+            "shorten the prompt.",
+            code="context_length_exceeded",
+            param="messages" if chat else "prompt",
+        )
+
+    def _echo(self, body: ChatRequest | CompletionRequest, prompts: Sequence[list[int]]) -> tuple[str, ...]:
+        if not (isinstance(body, CompletionRequest) and body.echo):
+            return ()
+        return tuple(given if isinstance(given, str) else self.engine.decode(ids) for given, ids in zip(body.prompts, prompts, strict=True))
+
+    def _render(self, body: ChatRequest | CompletionRequest) -> list[list[int]]:
         self._refuse_long(body)
         if isinstance(body, CompletionRequest):
-            return self.engine.encode_text(body.prompt) or self.engine.encode_text("\n")
+            return self._completion_prompts(body)
         asked = {**(body.model_extra or {}), "messages": body.messages}
         if self.engine.renders_tools or (body.tool_choice, body.function_call) == (None, None):
             asked |= {"tools": body.tools, "functions": body.functions}  # else none may be called, and the prompt cannot name them
         try:
             check_storable(asked)
-            return self.engine.encode_chat(read_request(asked))
+            return [self.engine.encode_chat(read_request(asked))]
         except InvalidRequest as e:
             raise RequestError(e.message, code=e.code, param=e.param) from e
+
+    def _completion_prompts(self, body: CompletionRequest) -> list[list[int]]:
+        given = body.prompts
+        if len(given) * body.n > MAX_CHOICES:
+            raise RequestError(
+                f"{len(given)} prompts with n {body.n} ask for {len(given) * body.n} answers, and {MAX_CHOICES} is the limit; send several "
+                "requests.",
+                param="prompt",
+            )
+        found: list[list[int]] = []
+        for at, prompt in enumerate(body.prompts):
+            ids = (self.engine.encode_text(prompt) or self.engine.encode_text("\n")) if isinstance(prompt, str) else prompt
+            if not ids or not all(0 <= token < self.engine.num_tokens for token in ids):
+                what = f"tokens outside of 0..{self.engine.num_tokens - 1}" if ids else "no token"
+                raise RequestError(f"prompt {at} has {what}; send the ids of {body.model}'s tokenizer.", param="prompt")
+            found.append(ids)
+        return found
 
     async def _constraint(self, schema: schemas.Schema) -> Constraint:
         try:
@@ -149,14 +178,15 @@ class Server:
     def _refuse_long(self, body: ChatRequest | CompletionRequest) -> None:
         """Refuse a request by its characters in all fields: rendering and tokenizing 3 MB takes a minute."""
         chat = isinstance(body, ChatRequest)
-        num_chars = num_characters([body.messages, body.tools] if isinstance(body, ChatRequest) else body.prompt)
+        texts = [body.messages, body.tools] if isinstance(body, ChatRequest) else [p for p in body.prompts if isinstance(p, str)]
+        num_chars = max(map(num_characters, texts), default=0) if isinstance(body, CompletionRequest) else num_characters(texts)
         most = self.engine.context_length * CHARS_PER_TOKEN
         if num_chars > most:
             what = "messages" if chat else "prompt"
             raise RequestError(
                 f"The {what} {'have' if chat else 'has'} {num_chars} characters, all fields counted: about {num_chars // 4} tokens at four "
-                f"characters each. {body.model} takes {self.engine.context_length} tokens, the answer included, in at most {most} "
-                f"characters. Shorten the {what}.",
+                f"characters each. The maximum context length of {body.model} is {self.engine.context_length} tokens, the answer included, "
+                f"in at most {most} characters. Shorten the {what}.",
                 code="context_length_exceeded",
                 param=what,
             )

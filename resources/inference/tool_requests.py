@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from ft_assets.datasets.fields import KWARGS
 from ft_assets.datasets.tokens.reasoning_probe import Marks
-from resources.inference.answers import RequestError
 from resources.inference.call_stream import NAME, CallReading
 from resources.inference.engine.call_grammar import CallRules, Schema, call_grammar
 from resources.inference.engine.engine_thread import Engine
 from resources.inference.engine.grammar import MAX_SCHEMA_BYTES, MarkTokens, SchemaError, checked_text
+from resources.inference.request_errors import RequestError
 from resources.inference.schemas import ChatRequest
 
 MAX_TOOLS = 128

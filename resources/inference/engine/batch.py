@@ -6,7 +6,7 @@ depend on the other rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ class Row:
         return len(self.prompt) + len(self.generated)
 
 
+SLICE = 256
+"""Tokens of a prompt whose logits are held at once: 50 MB in a vocabulary of 50,000."""
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, ``[rows, heads, length, head size]``."""
 
@@ -66,6 +68,17 @@ class Batch:
         self._mask = torch.cat([self._mask, torch.ones_like(ids)], dim=1)
         logits, self._cache = self._forward(self.rows, ids, self._mask, positions, self._cache)
         return logits
+
+    @torch.inference_mode()
+    def prompt_logits(self, row: Row) -> Iterator[torch.Tensor]:
+        """Yield the logits after each token of a prompt, ``[tokens, vocabulary]`` for a slice at a time. Leaves the batch as it is."""
+        self._routing.set([row.adapter])
+        cache: Any = DynamicCache()
+        for at in range(0, len(row.prompt), SLICE):
+            ids = torch.tensor([row.prompt[at : at + SLICE]], device=self._device)
+            positions = torch.arange(at, at + ids.shape[1], device=self._device)[None]
+            out = self._model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+            yield out.logits[0].float()
 
     def leave(self, ended: Sequence[Row]) -> None:
         """Remove rows, and the padding that only they needed."""

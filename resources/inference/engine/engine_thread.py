@@ -28,7 +28,7 @@ from ft_assets.typed_json import JsonObject
 from resources.inference.engine import lora
 from resources.inference.engine.batch import Batch, Row
 from resources.inference.engine.grammar import Constraint, Grammars, TooComplex
-from resources.inference.engine.sampler import Sampling, pick
+from resources.inference.engine.sampler import Sampling, TokenLogprob, logprob_of, pick
 from resources.inference.engine.text import Detokenizer, StopSearch
 
 CHECK_S = 1.0
@@ -45,6 +45,8 @@ class Piece:
     completion_tokens: int
     finish_reason: str | None = None
     """``stop`` or ``length``; ``error`` if the engine failed, ``too_complex`` if the answer's constraint exceeded its limits."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens since the last piece, if the request wants them."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -60,6 +62,8 @@ class Generation:
     """Called from the engine's thread."""
     source: torch.Generator | None = None
     constraint: Constraint | None = None
+    unsent: list[TokenLogprob] = field(default_factory=list)
+    """Log-probabilities of tokens that no piece has yet."""
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
@@ -127,6 +131,18 @@ class Engine:
             has_marks = marks.after == END_OF_THINKING and (not marks.before or (marks.before == THINK and reasoning.facts.field))
             return marks if has_marks else None
 
+    def token_text(self, token: int) -> str:
+        """Return the text of one token, special tokens included."""
+        return str(self.tokenizer.decode([token], skip_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    @property
+    def num_tokens(self) -> int:
+        """Size of the vocabulary."""
+        return self.grammars.vocabulary
+
     def encode_text(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer(text)["input_ids"]]
 
@@ -162,6 +178,23 @@ class Engine:
     def _decoder(self, shown: Collection[str]) -> Callable[[list[int]], str]:
         hidden = frozenset(i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special and token.content not in shown)
         return lambda ids: str(self.tokenizer.decode([i for i in ids if i not in hidden], skip_special_tokens=False))
+
+    def prompt_logprobs(self, prompt: list[int], *, adapter: str | None, top: int) -> list[TokenLogprob]:
+        """Return the log-probability of each token of a prompt but the first, which nothing predicts. Other requests wait meanwhile.
+
+        ``RuntimeError`` if the adapter is not attached.
+        """
+
+        def work() -> list[TokenLogprob]:
+            if adapter is not None and adapter not in self._attached:
+                raise RuntimeError(f"adapter {adapter} was detached")
+            found: list[TokenLogprob] = []
+            for logits in self._batch.prompt_logits(Row(prompt=prompt, adapter=adapter)):
+                following = prompt[len(found) + 1 : len(found) + 1 + len(logits)]
+                found += [logprob_of(row, token, top=top) for row, token in zip(logits, following, strict=False)]
+            return found
+
+        return self._between_steps(work)
 
     def read_adapter(self, directory: Path) -> dict[str, lora.LoraPair]:
         """Read matrices from disk, in the caller's thread so that no step waits for the disk."""
@@ -247,8 +280,12 @@ class Engine:
     def _pick_token(self, g: Generation, logits: torch.Tensor) -> bool:
         """Pick the next token of an answer and add it; True if the answer has ended."""
         try:
-            allowed = logits if g.constraint is None else g.constraint.mask(logits)
-            return self._add_token(g, pick(allowed, g.sampling, g.source))
+            wanted = g.sampling.adjusted(logits, g.row.generated)
+            allowed = wanted if g.constraint is None else g.constraint.mask(wanted)
+            token = pick(allowed, g.sampling, g.source)
+            if g.sampling.top_logprobs is not None:
+                g.unsent.append(logprob_of(logits, token, top=g.sampling.top_logprobs))
+            return self._add_token(g, token)
         except TooComplex as e:
             log.warning("the constraint of an answer exceeded its limits: %s", e)
             g.emit(Piece(text="", completion_tokens=len(g.row.generated), finish_reason="too_complex"))
@@ -266,14 +303,18 @@ class Engine:
             return self._end(g, "stop" if complete else "length", new)
         shown, stopped = g.stops.add(new)
         if stopped or shown:
-            g.emit(Piece(text=shown, completion_tokens=len(g.row.generated), finish_reason="stop" if stopped else None))
+            self._emit(g, shown, "stop" if stopped else None)
         return stopped
 
     def _end(self, g: Generation, reason: str, text: str) -> bool:
         shown, stopped = g.stops.add(text)
         rest = "" if stopped else g.stops.finish()
-        g.emit(Piece(text=shown + rest, completion_tokens=len(g.row.generated), finish_reason="stop" if stopped else reason))
+        self._emit(g, shown + rest, "stop" if stopped else reason)
         return True
+
+    def _emit(self, g: Generation, text: str, finish_reason: str | None) -> None:
+        unsent, g.unsent = tuple(g.unsent), []
+        g.emit(Piece(text=text, completion_tokens=len(g.row.generated), finish_reason=finish_reason, logprobs=unsent))
 
     def _drop(self, generations: Sequence[Generation]) -> None:
         for g in generations:

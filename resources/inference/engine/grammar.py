@@ -72,6 +72,10 @@ class Constraint:
         allowed = torch.from_numpy(np.unpackbits(bits, count=len(logits), bitorder="little").astype(np.bool_))
         return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
 
+    def fresh(self) -> Constraint:
+        """Return the constraint of another answer, in the state of this one."""
+        return Constraint(self._matcher.deep_copy())
+
     def take(self, token: int) -> bool:
         """Advance by a token that :meth:`mask` allowed; True if the answer is complete and nothing can follow."""
         if not self._matcher.consume_token(token):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,6 +15,27 @@ class Sampling:
     top_p: float = 1.0
     seed: int | None = None
     """With a seed, the same request samples the same tokens, whatever else is in the batch."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit for each time that the answer has it already, as OpenAI defines it."""
+    presence_penalty: float = 0.0
+    """Taken once from the logit of each token that the answer has already."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these tokens."""
+    top_logprobs: int | None = None
+    """How many of the likeliest tokens to report beside each token; None: no log-probabilities at all."""
+
+    def adjusted(self, logits: torch.Tensor, generated: Sequence[int]) -> torch.Tensor:
+        """Return the logits of the next token with bias and penalties; `logits` itself if there are none."""
+        if not (self.logit_bias or self.frequency_penalty or self.presence_penalty):
+            return logits
+        out = logits.clone()
+        if self.logit_bias:
+            ids = torch.tensor(list(self.logit_bias), device=out.device)
+            out[ids] += torch.tensor(list(self.logit_bias.values()), dtype=out.dtype, device=out.device)
+        if generated and (self.frequency_penalty or self.presence_penalty):
+            counts = torch.bincount(torch.tensor(generated, device=out.device), minlength=len(out))
+            out -= self.frequency_penalty * counts + self.presence_penalty * (counts > 0)
+        return out
 
     def generator(self) -> torch.Generator | None:
         """Return the row's random generator; None if greedy."""
@@ -37,3 +59,22 @@ def pick(logits: torch.Tensor, sampling: Sampling, source: torch.Generator | Non
         ordered[ordered.cumsum(-1) - ordered >= sampling.top_p] = 0.0
         probabilities = torch.zeros_like(probabilities).scatter(0, order, ordered)
     return int(torch.multinomial(probabilities, 1, generator=source))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprob:
+    """A token with its log-probability in nats, and those of the likeliest tokens at its place, likeliest first.
+
+    They are the model's own: before temperature, penalties, bias and constraints.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def logprob_of(logits: torch.Tensor, token: int, *, top: int) -> TokenLogprob:
+    """Return `token` with its log-probability under `logits`, a vector over the vocabulary."""
+    found = torch.log_softmax(logits.float(), dim=-1)
+    values, ids = found.topk(min(top, len(found))) if top else (found[:0], found[:0])
+    return TokenLogprob(token=token, logprob=float(found[token]), top=tuple(zip(map(int, ids), map(float, values), strict=True)))

@@ -14,7 +14,7 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message
 
-from control_plane.serving.gateway import MAX_LACKS, MAX_RESENDS, SKIP_S, Gateway, ServerFailed, Target, _Server
+from control_plane.serving.gateway import MAX_LACKS, MAX_RESENDS, SKIP_S, Gateway, ServerFailed, Target, _in_openai_form, _Server
 from ft_assets.errors import Unavailable
 
 URLS = ("http://one", "http://two", "http://three")
@@ -287,6 +287,30 @@ def test_what_is_served_where_is_looked_up_again_until_a_server_has_it() -> None
             await s.ask()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        pytest.param(
+            {"error": {"message": "m", "code": "unsupported_parameter", "param": "p"}}, "unsupported_parameter", id="its own code"
+        ),
+        pytest.param({"error": {"message": "m", "code": 400, "param": "p"}}, "inference_refused", id="vLLM repeats the status"),
+        pytest.param(
+            {"error": {"message": "The decoder prompt is longer than the maximum model length of 512.", "code": 400, "param": "p"}},
+            "context_length_exceeded",
+            id="vLLM refuses a long prompt",
+        ),
+        pytest.param(
+            {"error": {"message": "This model's maximum context length is 512 tokens.", "code": 400, "param": "p"}},
+            "context_length_exceeded",
+            id="vLLM refuses a long answer",
+        ),
+    ],
+)
+def test_the_code_of_a_refusal_reaches_the_client(content: dict[str, Any], code: str) -> None:
+    found = json.loads(_in_openai_form(json.dumps(content).encode()))["error"]
+    assert found == {"message": content["error"]["message"], "type": "invalid_request_error", "param": "p", "code": code}
 
 
 def test_a_refusal_is_the_answer_and_not_repeated() -> None:

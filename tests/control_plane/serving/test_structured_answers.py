@@ -82,12 +82,23 @@ def test_a_stream_through_the_gateway_follows_the_schema(served: tuple[openai.Op
     assert json.loads("".join(c.choices[0].delta.content or "" for c in chunks)) in ("one", "two")
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "tools": ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools", "does not render tools"),
-    "an unknown format": ({"response_format": {"type": "xml"}}, "response_format", "type 'xml' is not supported"),
+REFUSED: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "tools": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        "tools",
+        "tools_not_rendered",
+        "does not render tools",
+    ),
+    "an unknown format": (
+        {"response_format": {"type": "xml"}},
+        "response_format",
+        "invalid_response_format",
+        "type 'xml' is not supported",
+    ),
     "a schema that cannot be enforced": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}},
         "response_format",
+        "invalid_response_format",
         'Unimplemented keys: ["not"]',
     ),
 }
@@ -96,8 +107,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_the_server_does_not_enforce_is_refused_by_the_gateway(served: tuple[openai.OpenAI, str], case: str) -> None:
     client, adapter = served
-    options, param, message = REFUSED[case]
+    options, param, code, message = REFUSED[case]
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model=adapter, messages=[{"role": "user", "content": "Hi"}], **options)
-    assert (refused.value.code, refused.value.param) == ("inference_refused", param)
+    assert (refused.value.code, refused.value.param) == (code, param)
     assert message in refused.value.message

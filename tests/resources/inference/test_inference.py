@@ -283,7 +283,7 @@ def test_text_completions_are_served_too(client: openai.OpenAI) -> None:
 
 
 def test_what_does_not_fit_the_context_is_refused_with_the_numbers(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="prompt has 619 tokens; tiny takes 512 tokens") as caught:
+    with pytest.raises(openai.BadRequestError, match="prompt has 619 tokens; the maximum context length of tiny is 512 tokens") as caught:
         ask(client, "tiny", "x" * 600)
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match=r"has 119 tokens and max_tokens asks for 500 more; .* Lower max_tokens to 393"):
@@ -338,7 +338,7 @@ def test_3_mb_of_text_are_refused_by_their_length_whichever_field_has_them(url: 
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt" if text else "messages")
     assert "about 750" in error["message"], "tokens at four characters each"
-    assert "tiny takes 512 tokens, the answer included, in at most 16384 characters" in error["message"]
+    assert "maximum context length of tiny is 512 tokens, the answer included, in at most 16384 characters" in error["message"]
     assert "300" in error["message"]
 
 

@@ -29,7 +29,7 @@ def test_who_hangs_up_frees_their_place_in_the_batch(tmp_path: Path) -> None:
     engine = Watched(build_tiny_model(tmp_path))
     server = Server(engine, served_name="tiny", base_shapes={}, max_resident=1, max_rank=8)
     call = Call(
-        model="tiny", adapter=None, prompt=[1], max_tokens=10**6, sampling=Sampling(), stops=[], constraint=None, chat=True
+        model="tiny", adapter=None, prompts=([1],), max_tokens=10**6, sampling=Sampling(), stops=[], constraint=None, chat=True
     )  # fmt: skip
 
     async def read_one_piece() -> None:

@@ -1,0 +1,242 @@
+"""Fields of requests on the embedded server: each has its effect, is known to have none, or is refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types import completion_create_params as of_completion
+from openai.types.chat import completion_create_params as of_chat
+
+from resources.inference import request_fields
+from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.inference_server import HEADERS, TOKEN, free_port, inference_server
+
+ASK: Any = [{"role": "user", "content": "Hello"}]
+TEXT = "Name three colours of the sea."
+FIELDS = {
+    "chat": of_chat.CompletionCreateParamsBase.__annotations__,
+    "completion": of_completion.CompletionCreateParamsBase.__annotations__,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("fields") / "base")
+
+
+@pytest.fixture(scope="module")
+def client(base: Path) -> Iterator[openai.OpenAI]:
+    import httpx
+
+    build_tiny_adapter(base.parent / "acme", base, base_name="tiny", seed=1, rank=8)
+    with inference_server(base, port=free_port()) as url:
+        loaded = {"lora_name": "acme", "lora_path": str(base.parent / "acme")}
+        assert httpx.post(f"{url}/v1/load_lora_adapter", json=loaded, headers=HEADERS, timeout=30).is_success
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=TOKEN, max_retries=0, timeout=60) as made:
+            yield made
+
+
+@pytest.fixture(scope="module")
+def reference(base: Path) -> Any:
+    """Log-probabilities of the next token after given tokens, by transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+
+    def of(ids: list[int]) -> Any:
+        with torch.inference_mode():
+            return torch.log_softmax(model(torch.tensor([ids])).logits[0], dim=-1)
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def tokenizer(base: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(base)
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_every_field_of_the_installed_client_is_decided(kind: request_fields.Kind) -> None:
+    known = request_fields.USED[kind] | request_fields.WITHOUT_EFFECT | request_fields.NEUTRAL.keys()
+    assert {*FIELDS[kind], "stream"} <= known
+    assert not request_fields.WITHOUT_EFFECT & request_fields.USED[kind]
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_null_means_absent_in_every_optional_field(client: openai.OpenAI, kind: str) -> None:
+    nulls = {name: None for name in FIELDS[kind] if name not in ("model", "messages", "prompt")}
+    own: Any = {"messages": ASK} if kind == "chat" else {"prompt": "a"}
+    create: Any = client.chat.completions.create if kind == "chat" else client.completions.create
+    assert create(model="tiny", extra_body={**nulls, "max_tokens": 1, "stream_options": {"include_usage": None}}, **own).choices
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "param", "said"),
+    [
+        ({"temprature": 0.5}, "unknown_parameter", "temprature", "did you mean temperature"),
+        ({"audio": {"voice": "a"}}, "unsupported_parameter", "audio", "not supported"),
+        ({"store": True}, "unsupported_parameter", "store", "not stored"),
+        ({"top_k": 5}, "unsupported_parameter", "top_k", "not supported"),
+        ({"guided_json": {}}, "unsupported_parameter", "guided_json", "use response_format"),
+        ({"continue_final_message": True}, "unsupported_parameter", "continue_final_message", "not supported"),
+        ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort", "chat_template_kwargs"),
+        ({"stop": ["x"] * 17}, "invalid_request", "stop", "at most 16"),
+        ({"stop": ["x" * 257]}, "invalid_request", "stop", "257 characters"),
+        ({"logit_bias": {"99999999": 1}}, "invalid_logit_bias", "logit_bias", "99999999"),
+        ({"logit_bias": {"1": 101}}, "invalid_request", "logit_bias.1", "100"),
+        ({"top_logprobs": 2}, "invalid_request", "top_logprobs", "logprobs"),
+        ({"n": 17}, "invalid_request", "n", "16"),
+        ({"frequency_penalty": 2.1}, "invalid_request", "frequency_penalty", "2"),
+    ],
+)
+def test_a_field_without_effect_here_is_refused_by_name(
+    client: openai.OpenAI, given: dict[str, Any], code: str, param: str, said: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=ASK, extra_body=given)
+    assert (refused.value.code, refused.value.param, said in refused.value.message) == (code, param, True)
+
+
+@pytest.mark.parametrize("given", [{"user": "u"}, {"store": False}, {"top_k": -1}, {"metadata": {"a": "b"}}, {"modalities": ["text"]}])
+def test_a_field_that_changes_no_answer_is_accepted(client: openai.OpenAI, given: dict[str, Any]) -> None:
+    assert client.chat.completions.create(model="tiny", messages=ASK, max_tokens=1, extra_body=given).choices
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_log_probabilities_of_a_prompt_and_its_answer_are_those_of_transformers(
+    client: openai.OpenAI, reference: Any, tokenizer: Any, as_tokens: bool
+) -> None:
+    ids = tokenizer(TEXT)["input_ids"]
+    answer = client.completions.create(
+        model="tiny", prompt=ids if as_tokens else TEXT, max_tokens=3, echo=True, logprobs=4, temperature=0, seed=1
+    )
+    found = answer.choices[0].logprobs
+    assert found is not None and found.tokens and found.token_logprobs and found.top_logprobs and found.text_offset
+    assert "".join(found.tokens[: len(ids)]) == TEXT
+    assert answer.choices[0].text.startswith(TEXT)
+    assert [answer.choices[0].text[at:].startswith(token) for at, token in zip(found.text_offset, found.tokens, strict=True)][
+        : len(ids)
+    ] == [True] * len(ids)
+    generated = list(ids)
+    for _ in found.tokens[len(ids) :]:
+        generated.append(int(reference(generated)[-1].argmax()))
+    whole = reference(generated)
+    assert found.token_logprobs[0] is None
+    for at in range(1, len(found.tokens)):
+        assert found.token_logprobs[at] == pytest.approx(float(whole[at - 1, generated[at]]), abs=1e-4)
+        best = max(found.top_logprobs[at].values())
+        assert best == pytest.approx(float(whole[at - 1].max()), abs=1e-4)
+    assert found.token_logprobs[-1] == max(found.top_logprobs[-1].values())  # greedy: the very number
+
+
+def test_an_echo_without_an_answer_has_the_adapters_log_probabilities(client: openai.OpenAI) -> None:
+    both = [
+        client.completions.create(model=model, prompt=TEXT, max_tokens=0, echo=True, logprobs=0).choices[0] for model in ("tiny", "acme")
+    ]
+    assert [choice.text for choice in both] == [TEXT, TEXT]
+    of_base, of_adapter = (choice.logprobs.token_logprobs[1:] for choice in both if choice.logprobs and choice.logprobs.token_logprobs)
+    assert of_base != of_adapter
+
+
+def test_chat_has_log_probabilities_of_each_token_streamed_or_not(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "tiny", "messages": ASK, "max_tokens": 5, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.logprobs is not None and whole.logprobs.content
+    pieces = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(**asked, stream=True)]
+    streamed = [token for piece in pieces if piece for token in piece.content or ()]
+    assert [t.model_dump() for t in streamed] == [t.model_dump() for t in whole.logprobs.content]
+    assert len(streamed) == 5
+    for token in streamed:
+        assert (len(token.top_logprobs), token.logprob) == (3, max(one.logprob for one in token.top_logprobs))
+        assert token.bytes is None or bytes(token.bytes).decode() == token.token
+
+
+def test_an_answer_that_ends_at_once_has_the_log_probability_of_its_end(client: openai.OpenAI, tokenizer: Any) -> None:
+    """A harness drops the last entry, and would lose a token of the prompt if the end had none."""
+    end = tokenizer.eos_token_id
+    answer = client.completions.create(
+        model="tiny", prompt=TEXT, max_tokens=1, echo=True, logprobs=1, temperature=0, logit_bias={str(end): 100}
+    )
+    found = answer.choices[0].logprobs
+    assert found is not None and found.tokens
+    assert (answer.choices[0].finish_reason, len(found.tokens)) == ("stop", len(tokenizer(TEXT)["input_ids"]) + 1)
+
+
+def test_a_bias_forces_or_forbids_a_token(client: openai.OpenAI, tokenizer: Any) -> None:
+    plain = client.completions.create(model="tiny", prompt=TEXT, max_tokens=1, temperature=0, logprobs=0).choices[0].logprobs
+    assert plain is not None and plain.tokens
+    chosen = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(plain.tokens[0])[0])
+    wanted = next(i for i in range(5, 300) if i != chosen and len(tokenizer.decode([i]).strip()) == 1)
+    forced = client.completions.create(model="tiny", prompt=TEXT, max_tokens=3, temperature=0, logit_bias={str(wanted): 100})
+    assert forced.choices[0].text == tokenizer.decode([wanted] * 3)
+
+
+@pytest.mark.parametrize(("frequency", "presence"), [(-0.5, 0.01), (0.1, -0.5)])
+def test_penalties_are_those_of_their_definition(
+    client: openai.OpenAI, reference: Any, tokenizer: Any, frequency: float, presence: float
+) -> None:
+    ids, generated = tokenizer(TEXT)["input_ids"], list[int]()
+    for _ in range(24):
+        scores = reference([*ids, *generated])[-1].clone()
+        for token in set(generated):
+            scores[token] -= frequency * generated.count(token) + presence
+        generated.append(int(scores.argmax()))
+    asked: Any = {"model": "tiny", "prompt": TEXT, "max_tokens": 24, "temperature": 0}
+    penalized = client.completions.create(**asked, frequency_penalty=frequency, presence_penalty=presence).choices[0].text
+    assert penalized == tokenizer.decode(generated)
+    assert len(set(generated)) < len(generated), "no token came twice: the penalties were not tried"
+    assert penalized != client.completions.create(**asked).choices[0].text
+
+
+def test_n_answers_differ_and_come_again_with_their_seed(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "tiny", "messages": ASK, "max_tokens": 8, "n": 3, "seed": 7}
+    first, second = (client.chat.completions.create(**asked) for _ in range(2))
+    texts = [choice.message.content for choice in first.choices]
+    assert [choice.index for choice in first.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert texts == [choice.message.content for choice in second.choices]
+    assert texts[0] == client.chat.completions.create(**{**asked, "n": 1}).choices[0].message.content
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+        usage = chunk.usage
+    assert streamed == texts
+    assert usage is not None and first.usage is not None
+    assert usage.completion_tokens == first.usage.completion_tokens > 8
+
+
+def test_each_prompt_of_a_list_is_answered_as_alone(client: openai.OpenAI, tokenizer: Any) -> None:
+    prompts = [TEXT, "Once", "The quick brown fox"]
+    alone = [client.completions.create(model="tiny", prompt=p, max_tokens=6, temperature=0).choices[0].text for p in prompts]
+    together = client.completions.create(model="tiny", prompt=prompts, max_tokens=6, temperature=0)
+    tokens = client.completions.create(model="tiny", prompt=[tokenizer(p)["input_ids"] for p in prompts], max_tokens=6, temperature=0)
+    assert [c.text for c in together.choices] == [c.text for c in tokens.choices] == alone
+    twice = client.completions.create(model="tiny", prompt=prompts, max_tokens=2, n=2, seed=3)
+    assert [choice.index for choice in twice.choices] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"), [([[1], []], "prompt 1 has no token"), ([10**7], "tokens outside"), (["a"] * 129, "129 answers"), ([], "prompt")]
+)
+def test_a_prompt_that_cannot_be_read_is_refused(client: openai.OpenAI, prompt: Any, said: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=said):
+        client.completions.create(model="tiny", prompt=prompt, max_tokens=1)
+
+
+def test_constrained_answers_have_the_models_own_log_probabilities(client: openai.OpenAI) -> None:
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes", "no"]}}}
+    choice = client.chat.completions.create(model="tiny", messages=ASK, response_format=asked, logprobs=True, n=2, seed=1).choices
+    for one in choice:
+        assert one.message.content in ('"yes"', '"no"')
+        assert one.logprobs is not None and one.logprobs.content
+        assert all(math.isfinite(token.logprob) and token.logprob < 0 for token in one.logprobs.content)
