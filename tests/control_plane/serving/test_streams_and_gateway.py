@@ -224,7 +224,7 @@ def test_a_refusal_of_the_engine_has_openais_form(caller: tuple[str, openai.Open
     _, client, ft = caller
     with pytest.raises(openai.BadRequestError, match="at least 1") as refused:
         client.chat.completions.create(model="tiny-base", messages=ASK, max_tokens=0)
-    assert refused.value.code == "invalid_request"
+    assert refused.value.code == "inference_refused"
     with pytest.raises(InvalidRequest, match="at least 1"):
         list(ft.chat.stream(model="tiny-base", messages=ASK, max_tokens=0))
 
