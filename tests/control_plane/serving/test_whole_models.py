@@ -30,6 +30,7 @@ from resources.inference.local_servers import LocalServers, stop_all
 from resources.launcher.process_identity import alive
 from tests.support.jobs.followed_jobs import until
 from tests.support.models.tiny_model import build_tiny_model
+from tests.support.processes.frozen import freeze_group
 from tests.support.servers.inference_server import TOKEN, free_port, inference_server
 from tests.vllm.customer import Customer
 
@@ -185,7 +186,7 @@ def test_data_of_a_tenant_is_deleted_once_the_server_that_has_it_is_gone(bench: 
     promotions.promote(platform, customer.id, model.id)
     bench.round()
     (pid, identity), directory = bench.process(model.id), platform.settings.servers_dir / model.id
-    os.killpg(pid, signal.SIGSTOP)  # it cannot end yet
+    freeze_group(pid)  # it cannot end yet
     asked = deletion_requests.request_tenant(platform, customer.id, confirm=customer.id, reason="contract ended", requested_by="key_1")
     for _ in range(2):
         assert not deletion.carry_out(platform, asked.id)

@@ -24,6 +24,7 @@ from resources.object_store import LocalObjectStore
 from tests.resources.inference.test_kubernetes_servers import model
 from tests.support.jobs.followed_jobs import until
 from tests.support.models.tiny_model import build_tiny_model
+from tests.support.processes.frozen import freeze_group
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_a_server_outlives_who_started_it_and_is_found_again(settings: Settings,
     assert second.keep([record])["adp-1"].url == url
     assert process(settings) == started and is_alive(started)
     group = int(str(started["pid"]))
-    os.killpg(group, signal.SIGSTOP)  # it cannot end yet
+    freeze_group(group)  # it cannot end yet
     assert second.keep([])["adp-1"].problem == "its server is still ending"
     found = second.keep([record])["adp-1"]
     assert found.url == "" and found.problem == "its server is still ending", "no second one beside it"
