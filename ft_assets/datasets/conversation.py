@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_assets.datasets.fields import (
-    CALL_FIELDS,
-    FUNCTION_FIELDS,
     KWARGS,
     MESSAGE_FIELDS,
     PART_FIELDS,
     THINKING,
     Reading,
     TooManyProblemsError,
+    fields_of_calls,
 )
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import REASONING_FIELDS, Message, TemplateValue, ToolCall
@@ -122,16 +121,12 @@ def _refuse_unknown(messages: Any) -> None:
 def _unknown(message: JsonObject, path: str) -> Iterator[tuple[str, frozenset[str]]]:
     """Yield the path of each field that is not read, and the names of those that are; empty and null fields are absent."""
     yield from _extra(message, REQUEST_FIELDS, REPEATED_FIELDS, path)
-    content, calls = message.get("content"), message.get("tool_calls")
+    content = message.get("content")
     for index, part in enumerate(content if isinstance(content, list) else ()):
         if isinstance(part, dict) and "text" in part:
             yield from _extra(part, PART_FIELDS, frozenset(), f"{path}.content[{index}]")
-    for index, call in enumerate(calls if isinstance(calls, list) else ()):
-        if isinstance(call, dict):
-            place = f"{path}.tool_calls[{index}]"
-            yield from _extra(call, CALL_FIELDS, frozenset(), place)
-            if isinstance(function := call.get("function"), dict):
-                yield from _extra(function, FUNCTION_FIELDS, frozenset(), f"{place}.function")
+    for place, fields, known in fields_of_calls(message):
+        yield from _extra(fields, known, frozenset(), f"{path}.{place}")
 
 
 def _extra(given: JsonObject, known: frozenset[str], repeated: frozenset[str], path: str) -> Iterator[tuple[str, frozenset[str]]]:

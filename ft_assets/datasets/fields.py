@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ft_assets.datasets.readers.free_form import without_nulls
+from ft_assets.datasets.readers.free_form import parse_text, without_nulls
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import REASONING_FIELDS, ROLES, Message, Role, TemplateValue, ToolCall
@@ -115,7 +115,16 @@ class Reading:
                 self.add(f"{path}[{index}]", "unsupported_content", f"content part of type {kind!r}", "keep text parts only")
         return "".join(texts)
 
+    def decoded(self, value: Any, path: str) -> Any:
+        """Returns `value`, or what its text holds as JSON: null if blank, the problem if it is not JSON."""
+        parsed = parse_text(value)
+        if isinstance(parsed, Problem):
+            self.add(path, parsed.code, f"the text in {path!r}: {parsed.message}", f"write {path} as JSON, or leave it out")
+        return None if isinstance(parsed, str) and parsed.strip() in ("", "null") else parsed
+
     def messages(self, value: Any, path: str) -> tuple[Message, ...]:
+        if isinstance(self.decoded(value, path), Problem):
+            return ()
         if not isinstance(value, list):
             code = "missing_field" if value is None else "wrong_type"
             self.add(path, code, f"{path} is {kind_of(value)}, not a list of messages", 'write [{"role": ..., "content": ...}, ...]')
@@ -147,7 +156,7 @@ class Reading:
         if "from" in value and value.get("role") is None:
             return self._sharegpt(value, path)
         role = self._role(value.get("role"), f"{path}.role", ROLE_OF)
-        calls, thought = self.tool_calls(value.get("tool_calls"), f"{path}.tool_calls"), None
+        calls, thought = self.tool_calls(value.get("tool_calls"), f"{path}.tool_calls"), ""
         if value.get("function_call") is not None:
             thought, legacy = self._said_calls(value["function_call"], f"{path}.function_call")
             calls = (*calls, *legacy)
@@ -157,13 +166,13 @@ class Reading:
             self.add(f"{path}.content", "missing_field", "content is missing or null", "give it a text; only tool calls go without")
         weight = self.weight(value.get("weight"), f"{path}.weight")
         optional = {k: self.text(v, f"{path}.{k}") for k in ("name", "tool_call_id") if (v := value.get(k)) is not None}
-        reasoning = self.reasoning(value, role, path) or thought
+        reasoning = self.reasoning(value, role, path, thought=thought)
         if role is None:
             return None
         return Message(role=role, content=content, weight=weight, tool_calls=calls, reasoning=reasoning, **optional)
 
-    def reasoning(self, value: JsonObject, role: Role | None, path: str) -> str | None:
-        """Returns the reasoning of an assistant's message, under either of its names; None if empty."""
+    def reasoning(self, value: JsonObject, role: Role | None, path: str, *, thought: str = "") -> str | None:
+        """Returns the reasoning of an assistant's message, under any of its names or the `thought` before its calls; None if empty."""
         given = {
             name: text for name in REASONING_FIELDS if value.get(name) is not None and (text := self.text(value[name], f"{path}.{name}"))
         }
@@ -172,7 +181,10 @@ class Reading:
             self.add(
                 f"{path}.{next(iter(given))}", "invalid_reasoning", f"only an assistant's message has reasoning, this one is {role}", fix
             )
-        elif len(set(given.values())) > 1:
+            return None
+        if thought:
+            given["the <think> before its call"] = thought
+        if len({text.strip() for text in given.values()}) > 1:
             self.add(path, "invalid_reasoning", f"{' and '.join(given)} differ", "keep one of them")
         return next(iter(given.values()), None)
 
@@ -180,26 +192,23 @@ class Reading:
         role = self._role(value["from"], f"{path}.from", SHAREGPT_ROLE_OF)
         weight = self.weight(value.get("weight"), f"{path}.weight")
         name = None if value.get("name") is None else self.text(value["name"], f"{path}.name")
-        reasoning = self.reasoning(value, role, path)
         if value["from"] == "function_call":
             thought, calls = self._said_calls(value.get("value"), f"{path}.value")
-            return Message(role="assistant", name=name, weight=weight, tool_calls=calls, reasoning=reasoning or thought) if calls else None
+            reasoning = self.reasoning(value, role, path, thought=thought)
+            return Message(role="assistant", name=name, weight=weight, tool_calls=calls, reasoning=reasoning) if calls else None
+        reasoning = self.reasoning(value, role, path)
         said = self.text(value.get("value"), f"{path}.value")
         return None if role is None else Message(role=role, content=said, name=name, weight=weight, reasoning=reasoning)
 
-    def _said_calls(self, value: Any, path: str) -> tuple[str | None, tuple[ToolCall, ...]]:
+    def _said_calls(self, value: Any, path: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Parses one call, or a list of parallel calls, and the reasoning in front of them."""
-        thought = None
-        if isinstance(value, str):
-            if (found := THOUGHT.match(value)) is not None:
-                thought, value = found.group(1).strip(), value[found.end() :]
-            value = parse_json(value.strip().encode("utf-8", "surrogatepass"))
+        thought, value = thought_and_calls(value)
         listed = value if isinstance(value, list) else [value]
         paths = [f"{path}[{index}]" for index in range(len(listed))] if isinstance(value, list) else [path]
         functions = [item if isinstance(item, dict) and "function" in item else {"function": item} for item in listed]
         if not functions:
             self.add(path, "invalid_tool_call", "the turn calls no function", CALL_FIX)
-        return thought or None, tuple([c for item, place in zip(functions, paths, strict=True) if (c := self.tool_call(item, place))])
+        return thought, tuple([c for item, place in zip(functions, paths, strict=True) if (c := self.tool_call(item, place))])
 
     def _role(self, value: Any, path: str, roles: Mapping[str, Role]) -> Role | None:
         role = roles.get(value) if isinstance(value, str) else None
@@ -220,9 +229,8 @@ class Reading:
         return int(value)
 
     def tool_calls(self, value: Any, path: str) -> tuple[ToolCall, ...]:
-        if isinstance(value, str):
-            value = parse_json(value.strip().encode("utf-8", "surrogatepass")) if value.strip() else None
-        if value is None:
+        value = self.decoded(value, path)
+        if value is None or isinstance(value, Problem):
             return ()
         if not isinstance(value, list):
             self.add(path, "wrong_type", f"{path} is {kind_of(value)}, not a list", 'write [{"type": "function", "function": {...}}]')
@@ -240,16 +248,18 @@ class Reading:
         return ToolCall(name=name, arguments=arguments, id=None if call_id is None else self.text(call_id, f"{path}.id"))
 
     def tools(self, row: JsonObject, path: str = "") -> tuple[JsonObject, ...]:
-        """Parses `tools`, a list or its JSON, or the `functions` of OpenAI's older form; nulls are left out.
+        """Parses `tools`, a list of objects, JSON of either, or the `functions` of OpenAI's older form; nulls are left out.
 
         A bare function (ShareGPT, the Responses API) is wrapped as the tool that a chat request sends, so that both are rendered alike.
         """
         self.flag(row.get("parallel_tool_calls"), f"{path}parallel_tool_calls")
         name = "tools" if row.get("tools") is not None else "functions"
-        value = row.get(name)
-        if isinstance(value, str):
-            value = parse_json(value.encode("utf-8", "surrogatepass")) if value.strip() else None
-        if value is None or value == []:
+        value = self.decoded(row.get(name), f"{path}{name}")
+        if isinstance(value, list):
+            value = [self.decoded(tool, f"{path}{name}[{index}]") for index, tool in enumerate(value)]
+        if value is None or value == [] or isinstance(value, Problem):
+            return ()
+        if isinstance(value, list) and any(isinstance(tool, Problem) for tool in value):
             return ()
         if not isinstance(value, list) or not all(isinstance(t, dict) for t in value):
             fix = 'write [{"type": "function", "function": {...}}]'
@@ -315,6 +325,31 @@ class Reading:
         if isinstance(value, str):
             return (Message(role=role, content=value),)
         return self.messages([value] if isinstance(value, dict) else value, path)
+
+
+def thought_and_calls(value: Any) -> tuple[str, Any]:
+    """Returns the reasoning in front of calls, empty if none, and the calls, parsed if they are text."""
+    if not isinstance(value, str):
+        return "", value
+    found = THOUGHT.match(value)
+    thought, rest = ("", value) if found is None else (found.group(1).strip(), value[found.end() :])
+    return thought, parse_json(rest.strip().encode("utf-8", "surrogatepass"))
+
+
+def fields_of_calls(message: JsonObject) -> Iterator[tuple[str, JsonObject, frozenset[str]]]:
+    """Yields the path in `message`, the fields and their known names of each call and its function, also where they are JSON text."""
+    named = {"tool_calls": parse_text(message.get("tool_calls")), "function_call": thought_and_calls(message.get("function_call"))[1]}
+    if message.get("from") == "function_call":
+        named["value"] = thought_and_calls(message.get("value"))[1]
+    for name, calls in named.items():
+        for index, call in enumerate(calls if isinstance(calls, list) else [calls]):
+            place = f"{name}[{index}]" if isinstance(calls, list) else name
+            if not isinstance(call, dict):
+                continue
+            is_bare = name != "tool_calls" and "function" not in call
+            yield place, call, FUNCTION_FIELDS if is_bare else CALL_FIELDS
+            if isinstance(function := call.get("function"), dict):
+                yield f"{place}.function", function, FUNCTION_FIELDS
 
 
 def _wrapped(tool: JsonObject) -> JsonObject:

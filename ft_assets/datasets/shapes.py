@@ -20,6 +20,7 @@ A text that holds a whole conversation is refused, with the column map that spli
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +29,6 @@ from typing import Any
 import msgspec
 
 from ft_assets.datasets.fields import (
-    CALL_FIELDS,
-    FUNCTION_FIELDS,
     JUDGED,
     KWARGS,
     MAX_MESSAGES,
@@ -40,10 +39,11 @@ from ft_assets.datasets.fields import (
     THINKING,
     Reading,
     TooManyProblemsError,
+    fields_of_calls,
     truth,
 )
 from ft_assets.datasets.readers.column_map import Mapped
-from ft_assets.datasets.readers.free_form import holds_messages
+from ft_assets.datasets.readers.free_form import ANSWERS, TURNS, holds_messages, parse_text
 from ft_assets.datasets.readers.transcripts import begins_as_transcript, transcript_marks
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Format, Message
@@ -79,6 +79,7 @@ ANSWERING = (
     "reponse", "respuesta", "risposta", "label", "category", "intent",
 )  # fmt: skip
 """Column names, in order of preference, that the suggested map uses for prompt and completion."""
+INDEX = re.compile(r"\[\d+\]")
 NO_TEXT = frozenset(("id", "uuid", "split", "url", "source_url", "timestamp", "date", "created_at", "updated_at"))
 """Column names that are neither."""
 
@@ -123,6 +124,14 @@ def advice(value: JsonObject) -> tuple[str, str] | None:
     return "unread_text_column", f"{message}; to train on the text alone: --map text=text"
 
 
+def messages_as_text(value: JsonObject, fmt: Format) -> bool:
+    """Returns whether a prompt or an answer is JSON that holds messages, and is read as text because another one holds none."""
+    if fmt not in ("prompt_completion", "kto", "preference"):
+        return False
+    sides = (value.get(name) for name in (TURNS | ANSWERS) & _used(value, fmt))
+    return any(isinstance(side, str) and holds_messages(parse_text(side)) for side in sides)
+
+
 def unknown_shape(value: JsonObject) -> Problem:
     have = ", ".join(sorted(ascii(str(k))[1:-1][:40] for k in value)[:12]) or "no fields"
     options = "" if isinstance(value, Mapped) else _mapping(value)
@@ -139,7 +148,7 @@ def _mapping(value: JsonObject) -> str:
     3. If a name is not conclusive, the longest of the other texts, in the order of the file.
     """
     names = [k for k in value if not set(k) & set(",\n\r") and k == k.strip() and k]
-    if (messages := next((k for k in names if isinstance(value[k], list) and holds_messages(value[k])), None)) is not None:
+    if (messages := next((k for k in names if _is_conversation(parse_text(value[k]))), None)) is not None:
         return f"--map {shlex.quote(f'{messages}=messages')}"
     texts = [k for k in names if isinstance(value[k], str) and k.casefold() not in NO_TEXT]
     asking, answering = _first_named(texts, ASKING), _first_named(texts, ANSWERING)
@@ -149,6 +158,10 @@ def _mapping(value: JsonObject) -> str:
     else:
         pair = [name for name in (asking or next(iter(others), None), answering or next(iter(others), None)) if name is not None]
     return f"--map {shlex.quote(f'{pair[0]}=prompt,{pair[1]}=completion')}" if len(pair) == 2 else ""
+
+
+def _is_conversation(value: Any) -> bool:
+    return isinstance(value, list) and holds_messages(value)
 
 
 def _first_named(columns: Sequence[str], names: Sequence[str]) -> str | None:
@@ -214,6 +227,8 @@ def _alpaca_prompt(reading: Reading, value: JsonObject) -> tuple[Message, ...]:
 def _history(reading: Reading, value: Any) -> list[Message]:
     """Parses earlier pairs of question and answer in LLaMA-Factory's form; the answers carry no loss, as in any prompt."""
     out: list[Message] = []
+    if isinstance(reading.decoded(value, "history"), Problem):
+        return out
     pairs = value if isinstance(value, list) else [value] if value is not None else []
     if 2 * len(pairs) > MAX_MESSAGES:
         reading.too_many_messages("history", 2 * len(pairs))
@@ -241,7 +256,7 @@ def _preference(reading: Reading, value: JsonObject, row: int) -> Example:
         given = value.get("input")
         names, path = FROM_OPENAI, "input."
         tools = given if isinstance(given, dict) else value
-        prompt = reading.messages(given.get("messages") if isinstance(given, dict) else given, "input.messages")
+        prompt = reading.messages(given.get("messages"), "input.messages") if isinstance(given, dict) else reading.messages(given, "input")
     else:
         prompt = _preference_prompt(reading, value)
     chosen, rejected = (reading.turns(value.get(n), n, "assistant") for n in names)
@@ -311,7 +326,7 @@ def is_left_out(value: JsonObject) -> bool | Problem:
     """Returns whether the row's own weight leaves it out; a problem for a weight that is neither 0 nor 1."""
     given = value.get(WEIGHT)
     known = None if isinstance(given, bool) else truth(given, {"0": False, "0.0": False, "1": True, "1.0": True})
-    if given is None or known is not None:
+    if given is None or (isinstance(given, str) and not given.strip()) or known is not None:
         return known is False
     message = f"the row's weight is {ascii(given)[:60]}"
     return Problem("invalid_weight", message, path=WEIGHT, fix="use 0 (leave the row out) or 1: rows are not weighted; or rename the field")
@@ -381,12 +396,12 @@ def _used(value: JsonObject, fmt: Format) -> frozenset[str]:
     if fmt == "preference" and not all(value.get(name) is not None for name in ("chosen", "rejected")):
         own_tools = ("tools", "functions", "parallel_tool_calls") if isinstance(value.get("input"), dict) else ()
         return frozenset((*FROM_OPENAI, "input", *beside)) - frozenset(own_tools)
-    answers = ("chosen", "rejected") if fmt == "preference" else ("completion", *(("label",) if fmt == "kto" else ()))
-    if value.get("prompt") is not None:
-        return frozenset(("prompt", "system", *answers, *beside))
     conversation = next((name for name in ("messages", "conversations") if value.get(name) is not None), None)
     if fmt == "chat":
         return frozenset((str(conversation), "system", *beside))
+    answers = ("chosen", "rejected") if fmt == "preference" else ("completion", *(("label",) if fmt == "kto" else ()))
+    if value.get("prompt") is not None:
+        return frozenset(("prompt", "system", *answers, *beside))
     if fmt == "preference" and conversation is not None:
         name = "conversations" if value.get("conversations") is not None else conversation
         return frozenset((name, "system", *answers, *beside))
@@ -404,10 +419,8 @@ def _unknown_in(value: Any, path: str) -> Iterator[str]:
         yield from _extra(message, known, f"{path}[]")
         for part in content if isinstance(content := message.get("content"), list) else ():
             yield from _extra(part, PART_FIELDS, f"{path}[].content[]")
-        for call in calls if isinstance(calls := message.get("tool_calls"), list) else ():
-            yield from _extra(call, CALL_FIELDS, f"{path}[].tool_calls[]")
-            if isinstance(call, dict):
-                yield from _extra(call.get("function"), FUNCTION_FIELDS, f"{path}[].tool_calls[].function")
+        for place, fields, names in fields_of_calls(message):
+            yield from _extra(fields, names, f"{path}[].{INDEX.sub('[]', place)}")
 
 
 def _extra(value: Any, known: frozenset[str], path: str) -> Iterator[str]:

@@ -165,6 +165,8 @@ class BlockReader:
         self._count_ignored(shapes.unknown_fields(value, found[0]), value)
         if (advice := shapes.advice(value)) is not None:
             self._result.advice.setdefault(*advice)
+        if shapes.messages_as_text(value, found[0]):
+            self._result.note("messages_as_text", row.number)
         left_out = shapes.is_left_out(value)
         if left_out:
             if isinstance(left_out, Problem):

@@ -120,6 +120,9 @@ class Findings:
             yield "unknown_field", f"{name[:80]!r} is read by nothing ({count} rows)"
         if (noted := self.total.noted.get("weight_0")) is not None:
             yield "rows_of_weight_0", f"{noted.words()} with weight 0 were left out"
+        if (noted := self.total.noted.get("messages_as_text")) is not None:
+            message = f"{noted.words()} train JSON with messages as plain text, because another of prompt and answers holds no messages"
+            yield "messages_as_text", f"{message}; to train the messages, write all of them as messages"
         if (bad := self.total.totals["bad_rows"]) and self.policies.bad_rows == "drop":
             yield "bad_rows_dropped", f"{bad} bad rows were left out"
         for check in self.checks:

@@ -23,31 +23,32 @@ JSON_FIELDS = frozenset(("messages", "conversations", "history", "tools", "funct
 """Fields of a row that are never plain text, so that a text in them is JSON."""
 ANSWERS = frozenset(("chosen", "rejected", "preferred_output", "non_preferred_output"))
 TURNS = frozenset(("prompt", "completion"))
-"""Fields that are text or messages. A text that holds messages is read as such; a prompt or a completion only if all of the row's are."""
+"""Fields that are text or messages, null if absent. Texts that hold messages are read as such if those of all answers do; a prompt or a
+completion if those of all these fields do."""
 TEXTS = JSON_FIELDS | ANSWERS | TURNS | {"input"}
+SAID = frozenset(("content", "tool_calls", "function_call"))
+"""Fields of a message, one of which tells it from another object with a role."""
 NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 """Keywords whose object has names for keys, and schemas for values."""
 LITERALS = frozenset(("default", "const", "enum", "examples"))
 """Keywords whose value is data, not a schema."""
 
 
-def decode_texts(value: JsonObject) -> JsonObject | Problem:
-    """Returns a row with the JSON in its texts parsed, whatever file it comes from; a problem if a field that must be JSON is not."""
+def decode_texts(value: JsonObject) -> JsonObject:
+    """Returns a row with the JSON in its texts parsed, whatever file it comes from; what cannot be parsed stays text, for its reader to
+    refuse."""
     found: dict[str, Any] = {}
     for name in TEXTS & value.keys():
-        text = value[name]
-        if not isinstance(text, str) or text.lstrip()[:1] not in ("[", "{") or begins_as_llama(text):
-            continue
         if name == "input" and "instruction" in value:  # Alpaca's, which is text
             continue
-        parsed = parse_json(text.strip().encode("utf-8", "surrogatepass"))
-        if name in JSON_FIELDS and isinstance(parsed, Problem):
-            return Problem(parsed.code, parsed.message, path=name, fix=parsed.fix)
+        parsed = parse_text(value[name])
+        if parsed is value[name] or isinstance(parsed, Problem):
+            continue
         if name in JSON_FIELDS or holds_messages(parsed) or (name == "input" and isinstance(parsed, dict)):
             found[name] = parsed
-    sides = [found.get(name, value[name]) for name in (TURNS | ANSWERS) & value.keys()]
-    if not all(map(holds_messages, sides)):
-        found = {name: parsed for name, parsed in found.items() if name not in TURNS}
+    for sides, decoded in ((ANSWERS, ANSWERS), (TURNS | ANSWERS, TURNS)):
+        if not all(holds_messages(found.get(name, value[name])) for name in sides & value.keys() if value[name] is not None):
+            found = {name: parsed for name, parsed in found.items() if name not in decoded}
     if not found:
         return value
     out: Any = copy.copy(value)  # a mapped row stays one
@@ -55,10 +56,19 @@ def decode_texts(value: JsonObject) -> JsonObject | Problem:
     return out  # type: ignore[no-any-return]
 
 
+def parse_text(value: Any) -> Any:
+    """Returns what a text that begins as JSON holds, or its problem; any other value as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{") or begins_as_llama(value):
+        return value
+    return parse_json(value.strip().encode("utf-8", "surrogatepass"))
+
+
 def holds_messages(value: Any) -> bool:
     """Returns whether `value` is a message, or a list of messages by its first."""
     first = value[0] if isinstance(value, list) and value else value
-    return isinstance(first, dict) and ({"role", "content"} <= first.keys() or {"from", "value"} <= first.keys())
+    if not isinstance(first, dict):
+        return False
+    return {"from", "value"} <= first.keys() or ("role" in first and not SAID.isdisjoint(first))
 
 
 def without_nulls(value: Any, *, names: bool = False) -> Any:

@@ -44,7 +44,7 @@ CODES: Mapping[str, str] = {
     "invalid_weight": "a weight of a message or a row other than 0 or 1",
     "invalid_label": "a label that says neither that the answer is good nor that it is bad",
     "invalid_tool_call": "a tool call without a name or with arguments that are not a JSON object",
-    "invalid_reasoning": "reasoning on a message that is not the assistant's, or two reasoning fields that differ",
+    "invalid_reasoning": "reasoning on a message that is not the assistant's, or two texts of it that differ",
     "invalid_response_format": "a form of the answer that is not one of OpenAI's, or a schema that is too large",
     "invalid_template_kwargs": "variables for the chat template that it must not be given, or in two ways that differ",
     "unsupported_content": "content of a kind that is not trained on (images, audio)",

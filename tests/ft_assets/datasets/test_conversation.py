@@ -50,6 +50,11 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "messages[0].content[0].lang",
         "unknown_parameter",
     ),
+    "unknown field of an older call": (
+        [{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}", "args": {"a": 1}}}],
+        "messages[0].function_call.args",
+        "unknown_parameter",
+    ),
     "unknown field of a call": (
         [{**CALLED, "tool_calls": [{**CALL, "priority": 1}]}],
         "messages[0].tool_calls[0].priority",

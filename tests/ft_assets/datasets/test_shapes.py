@@ -291,6 +291,8 @@ UNKNOWN = [
     ({"short": "a", "first": "a long text", "second": "a longer text"}, "--map first=prompt,second=completion"),
     ({"my question": "a", "my answer": "b"}, "--map 'my question=prompt,my answer=completion'"),
     ({"dialog": [{"role": "user", "content": "a"}], "a": "b", "c": "d"}, "--map dialog=messages"),
+    ({"a": "b", "c": "d", "dialog": '[{"role": "user", "content": "a"}]'}, "--map dialog=messages"),
+    ({"a": "[1]", "c": "[{"}, "--map a=prompt,c=completion"),
     ({"x": "a"}, "rename the fields, or map columns as in --map text=prompt,category=completion"),
     ({"a,b": "a", "c": "b"}, "rename the fields, or map columns as in --map text=prompt,category=completion"),
     ({"question": 1, "answer": 2}, "rename the fields, or map columns as in --map text=prompt,category=completion"),

@@ -174,12 +174,49 @@ def test_tool_calls_inside_messages_may_be_text(jsonl: Callable[..., Path]) -> N
     assert read(jsonl(*rows)) == read(jsonl(*both_calls(), name="plain"))
 
 
-def test_a_text_that_is_no_json_is_refused_with_its_field(jsonl: Callable[..., Path]) -> None:
-    report, _ = check(jsonl({**chat("q", "a"), "tools": '[{"type": '}))
-    assert [(e.code, e.path) for e in report.errors] == [("truncated_json", "tools")]
+CALLER: dict[str, Any] = {"role": "assistant", "content": None}
+BAD_TEXTS: dict[str, dict[str, Any]] = {
+    "tools": {**chat("q", "a"), "tools": '[{"type": '},
+    "tools[1]": {**chat("q", "a"), "tools": ["{}", '{"type": ']},
+    "messages": {"messages": '[{"role": '},
+    "conversations": {"conversations": '[{"from": '},
+    "history": {"instruction": "q", "output": "a", "history": '[["q", '},
+    "input": {"input": '{"messages": ', "preferred_output": "a", "non_preferred_output": "b"},
+    "messages[1].tool_calls": {"messages": [{"role": "user", "content": "q"}, {**CALLER, "tool_calls": '[{"function": '}]},
+}
 
 
-@pytest.mark.parametrize("answer", ['{"role": "admin"}', "[INST] is a mark", '["a", "b"]'])
+@pytest.mark.parametrize("field", BAD_TEXTS)
+def test_a_text_that_is_no_json_is_refused_with_its_field(field: str, jsonl: Callable[..., Path]) -> None:
+    report, _ = check(jsonl(BAD_TEXTS[field]))
+    assert [(e.code, e.path) for e in report.errors] == [("truncated_json", field)]
+    assert report.errors[0].message.startswith(f"the text in {field!r}: ")
+    assert report.errors[0].fix == f"write {field} as JSON, or leave it out"
+
+
+@pytest.mark.parametrize(
+    ("row", "unread"),
+    [
+        ({"text": "t"}, ["history", "tools"]),
+        ({"prompt": "q", "completion": "a"}, ["history"]),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, ["conversations", "messages"]),
+        (chat("q", "a"), ["conversations", "prompt"]),
+    ],
+)
+def test_a_text_that_is_no_json_is_kept_where_it_is_not_read(row: dict[str, Any], unread: list[str], jsonl: Callable[..., Path]) -> None:
+    report, (example,) = check(jsonl({**row, **dict.fromkeys(unread, "[no json")}))
+    assert example == read(jsonl(row, name="alone"))[0]
+    told = [w["message"].partition(" is read by nothing")[0].strip("'") for w in report.warnings if w["code"] == "unknown_field"]
+    assert sorted(told) == unread
+
+
+def test_tools_may_be_a_list_of_texts(jsonl: Callable[..., Path]) -> None:
+    rows = both_calls()
+    texts = [{**row, "tools": [json.dumps(tool) for tool in row["tools"]]} for row in rows]
+    assert read(jsonl(*texts)) == read(jsonl(*rows, name="plain"))
+
+
+@pytest.mark.parametrize("answer", ['{"role": "admin"}', json.dumps({"role": "user", "content": "x"}), "[INST] is a mark", '["a", "b"]'])
 def test_answers_that_look_like_json_stay_text(answer: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"[{i}] Which?", "chosen": answer, "rejected": f"no {i}"} for i in range(12)]
     pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
@@ -191,12 +228,40 @@ def test_an_alpaca_input_that_is_json_stays_text(tmp_path: Path) -> None:
     assert read(tmp_path / "a.csv")[0].messages[0].content == 'Sum up\n\n{"a": 1}'
 
 
-def test_prompts_are_messages_in_text_only_beside_answers_that_are(jsonl: Callable[..., Path]) -> None:
-    asked, said = ([{"role": role, "content": "x"}] for role in ("user", "assistant"))
-    both = {"prompt": json.dumps(asked), "chosen": json.dumps(said), "rejected": json.dumps([{"role": "assistant", "content": "y"}])}
-    assert [m.content for m in read(jsonl(both))[0].messages] == ["x"]
-    plain = {"prompt": json.dumps(asked), "completion": "user"}
-    assert read(jsonl(plain, name="plain"))[0].messages[0].content == json.dumps(asked)
+ASKED, SAID, OTHER = ([{"role": role, "content": said}] for role, said in (("user", "x"), ("assistant", "y"), ("assistant", "z")))
+
+
+def test_prompts_are_messages_in_text_beside_answers_that_are(jsonl: Callable[..., Path]) -> None:
+    pair = {"prompt": json.dumps(ASKED), "chosen": json.dumps(SAID), "rejected": json.dumps(OTHER), "completion": None}
+    report, (example,) = check(jsonl(pair))
+    assert [m.content for m in (*example.messages, *example.chosen, *example.rejected)] == ["x", "y", "z"]
+    assert "messages_as_text" not in codes(report)
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": TWO[0]}]}
+    (called,) = read(jsonl({"prompt": json.dumps(ASKED), "completion": json.dumps([call]), "chosen": None}, name="call"))
+    assert called.messages[-1].tool_calls[0].name == "water"
+
+
+def test_answers_are_messages_in_text_beside_a_prompt_of_text(jsonl: Callable[..., Path]) -> None:
+    (example,) = read(jsonl({"prompt": "x", "chosen": json.dumps(SAID), "rejected": json.dumps(OTHER)}))
+    assert [m.content for m in (*example.messages, *example.chosen, *example.rejected)] == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": json.dumps(ASKED), "completion": "y"},
+        {"prompt": "x", "completion": json.dumps(SAID)},
+        {"prompt": json.dumps(ASKED), "completion": "y", "label": True},
+        {"prompt": "x", "chosen": json.dumps(SAID), "rejected": "z"},
+        {"input": {"messages": ASKED}, "preferred_output": "y", "non_preferred_output": json.dumps(OTHER)},
+    ],
+)
+def test_messages_in_text_beside_a_text_stay_text_with_a_warning(row: dict[str, Any], jsonl: Callable[..., Path]) -> None:
+    report, (example, _) = check(jsonl(row, row))
+    said = next(text for text in row.values() if isinstance(text, str) and text.startswith("["))
+    assert said in [m.content for m in example.all_messages()]
+    (told,) = [w["message"] for w in report.warnings if w["code"] == "messages_as_text"]
+    assert told.startswith("2 rows (1, 2) train JSON with messages as plain text")
 
 
 # ShareGPT, other APIs
@@ -229,6 +294,23 @@ def test_bare_functions_become_the_tools_that_requests_send(jsonl: Callable[...,
 def test_a_call_after_thinking_has_reasoning(jsonl: Callable[..., Path]) -> None:
     (example,) = read(jsonl(sharegpt(f"<think>\nIt is dry.\n</think>\n\n{json.dumps(TWO[0])}")))
     assert (example.messages[1].reasoning, len(example.messages[1].tool_calls)) == ("It is dry.", 1)
+
+
+def test_reasoning_that_differs_from_the_thinking_before_a_call_is_refused(jsonl: Callable[..., Path]) -> None:
+    thought = f"<think>\nIt is dry.\n</think>\n\n{json.dumps(TWO[0])}"
+
+    def rows(reasoning: str) -> list[dict[str, Any]]:
+        turn = {"from": "function_call", "value": thought, "reasoning": reasoning}
+        older = {"role": "assistant", "content": None, "function_call": thought, "reasoning_content": reasoning}
+        asked = {"role": "user", "content": "Water?"}
+        return [{"conversations": [{"from": "human", "value": "Water?"}, turn]}, {"messages": [asked, older]}]
+
+    report, _ = check(jsonl(*rows("It is wet.")))
+    assert [(e.code, e.path) for e in report.errors] == [
+        ("invalid_reasoning", "conversations[1]"), ("invalid_reasoning", "messages[1]")
+    ]  # fmt: skip
+    assert report.errors[1].message == "reasoning_content and the <think> before its call differ"
+    assert {e.messages[1].reasoning for e in read(jsonl(*rows("It is dry."), name="alike"))} == {"It is dry."}
 
 
 @pytest.mark.parametrize("value", ["[]", "<think>x", "<think>x</think>", '[{"name": "f"}]', "call water"])
@@ -301,6 +383,26 @@ def test_text_parts_of_the_responses_api_are_text_and_their_annotations_are_name
                 {"id": "a", "index": 0, "extra_content": {"x": 1}, "function": {"name": "f", "arguments": "{}", "z": 1}}]}]},
             ["messages[].tool_calls[].extra_content", "messages[].tool_calls[].function.z"],
         ),
+        (
+            {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": json.dumps([
+                {"id": "a", "extra_content": {"x": 1}, "function": {"name": "f", "arguments": "{}", "z": 1}}])}]},
+            ["messages[].tool_calls[].extra_content", "messages[].tool_calls[].function.z"],
+        ),
+        (
+            {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": None,
+                "function_call": json.dumps({"name": "f", "arguments": {}, "z": 1})}]},
+            ["messages[].function_call.z"],
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call",
+                "value": f"<think>x</think>{json.dumps([{'name': 'f', 'arguments': {}, 'z': 1}])}"}]},
+            ["conversations[].value[].z"],
+        ),
+        ({**chat("q", "a"), "prompt": "q", "completion": None}, ["prompt"]),
+        (
+            {"messages": [{"role": "user", "content": "q", "x": 1}, {"role": "assistant", "content": "a"}], "prompt": ASKED},
+            ["messages[].x", "prompt"],
+        ),
     ],
 )  # fmt: skip
 def test_every_field_that_is_not_used_is_named(row: dict[str, Any], named: list[str], jsonl: Callable[..., Path]) -> None:
@@ -346,10 +448,10 @@ def test_a_text_for_a_switch_of_the_template_is_refused(jsonl: Callable[..., Pat
     "row", [chat("q", "a"), {"prompt": "q", "completion": "a"}, {"text": "t"}, {"prompt": "q", "chosen": "a", "rejected": "b"}]
 )
 def test_rows_of_weight_0_are_left_out_and_counted(row: dict[str, Any], jsonl: Callable[..., Path]) -> None:
-    weights = [1, 0, 1.0, 0.0, "0", None]
+    weights = [1, 0, 1.0, 0.0, "0", None, "", " "]
     report, examples = check(jsonl(*[{**row, "weight": weight} for weight in weights]))
-    assert [e.row for e in examples] == [1, 3, 6]
-    assert (report.rows, report.examples) == (6, 3)
+    assert [e.row for e in examples] == [1, 3, 6, 7, 8]
+    assert (report.rows, report.examples) == (8, 5)
     assert "3 rows (2, 4, 5) with weight 0 were left out" in [w["message"] for w in report.warnings]
 
 
