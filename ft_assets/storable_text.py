@@ -20,15 +20,18 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
 
 
-def num_characters(value: Any) -> int:
-    """Counts the characters of all texts and numbers of a JSON value, including keys; an empty list or object counts as one."""
+def num_characters(value: Any, *, most: float = math.inf) -> int:
+    """Counts the characters of all texts and numbers of a JSON value, including keys; an empty list or object counts as one.
+
+    Beyond `most`, the count ends: it is then one that is larger than `most`.
+    """
     total, waiting = 0, [value]
-    while waiting:
+    while waiting and total <= most:
         item = waiting.pop()
-        if item and isinstance(item, dict):
-            waiting += (*item.keys(), *item.values())
-        elif item and isinstance(item, (list, tuple)):
-            waiting += item
+        if item and isinstance(item, (dict, list, tuple)):
+            if len(item) > most:
+                return len(item)
+            waiting += (*item.keys(), *item.values()) if isinstance(item, dict) else item
         elif isinstance(item, (str, int, float)):
             total += max(1, len(str(item)))
         else:
@@ -53,12 +56,17 @@ def check_storable(value: Any, path: str = "") -> None:
 
 def _children(item: dict[str, Any] | list[Any], where: str, depth: int) -> list[tuple[Any, str, int]]:
     if isinstance(item, list):
-        return [(child, f"{where}[{i}]", depth) for i, child in enumerate(item)]
+        return [(child, f"{where}[{i}]", depth) for i, child in enumerate(item) if not _is_plain(child)]
     found: list[tuple[Any, str, int]] = []
     for key, child in item.items():
         inside = f"{where}.{key[:MAX_PATH]}" if where else key[:MAX_PATH]
-        found += [(key, inside, depth), (child, inside, depth)]
+        found += [(one, inside, depth) for one in (key, child) if not _is_plain(one)]
     return found
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether an item has nothing to refuse, which is cheaper to see than to write down its path."""
+    return item is None or isinstance(item, int) or (isinstance(item, str) and item.isascii() and "\0" not in item)
 
 
 def _check_text(text: str, where: str) -> None:

@@ -18,6 +18,7 @@ from control_plane.platform.pagination import Page
 from control_plane.serving import model_routes, own_servers, schemas
 from control_plane.serving.gateway import Gateway, Target
 from control_plane.serving.model_routes import Route
+from control_plane.serving.request_limits import check_limits
 from control_plane.serving.responses.requests import read_request
 from control_plane.serving.responses.translation import translate
 from ft_assets.adapters.record import FULL
@@ -45,6 +46,7 @@ async def create_response(request: Request, platform: PlatformDep, tenant: Reade
 
     It is answered by the same models as a chat completion. Responses are not stored, so a request carries its whole conversation.
     """
+    check_limits(body)
     check_storable(body)
     asked = read_request(body)
     try:
@@ -77,6 +79,7 @@ async def _complete(
     normalize: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     session: str | None = None,
 ) -> Response:
+    check_limits(body)
     check_storable(body)
     model = body.get("model")
     if not isinstance(model, str):

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from control_plane.serving.request_limits import check_limits
 from resources.inference.request_errors import RequestError
 
 Kind = Literal["chat", "completion"]
@@ -49,7 +50,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "stop_token_ids": ([],),
     "bad_words": ([],),
     "echo": (False,),
-    "add_special_tokens": (False,),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
     "skip_special_tokens": (True,),
@@ -63,6 +63,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
 }
 """Fields of OpenAI's and vLLM's that this server does not implement, with the values that ask for nothing."""
+SPECIAL_TOKENS: Mapping[Kind, bool] = {"chat": False, "completion": True}
+"""Value of `add_special_tokens` that asks for nothing: chat templates write their own, and texts get the tokenizer's."""
 INSTEAD: Mapping[str, str] = {
     "store": "answers are not stored; leave it out",
     "reasoning_effort": 'send "chat_template_kwargs": {"reasoning_effort": ...} if the model\'s chat template reads it',
@@ -72,14 +74,19 @@ INSTEAD: Mapping[str, str] = {
 MAX_NAMED = 80
 
 
-def without_nulls(body: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
-    """Return `body` without fields that are null; ``RequestError`` for a field that is not known, or not implemented and not neutral."""
+def checked(body: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+    """Return `body` without fields that are null.
+
+    ``InvalidRequest`` for a field above its limit; ``RequestError`` for one that is not known, or not implemented and not neutral.
+    """
     given = {name: value for name, value in body.items() if value is not None}
+    check_limits(given)
+    neutral = {**NEUTRAL, "add_special_tokens": (SPECIAL_TOKENS[kind],)}
     for name, value in given.items():
         if name in USED[kind] or name in WITHOUT_EFFECT:
             continue
-        if name in NEUTRAL:
-            if not any((type(value) is not bool and value == one) or value is one for one in NEUTRAL[name]):
+        if name in neutral:
+            if not any((type(value) is not bool and value == one) or value is one for one in neutral[name]):
                 how = INSTEAD.get(name, "leave it out")
                 raise RequestError(f"{name} is not supported by this server; {how}.", code="unsupported_parameter", param=name)
             continue

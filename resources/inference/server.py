@@ -12,18 +12,19 @@ from pathlib import Path
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ft_assets.datasets.conversation import read_request
 from ft_assets.errors import InvalidRequest
-from ft_assets.storable_text import check_storable, num_characters
+from ft_assets.storable_text import check_storable, num_characters, printable
 from resources.inference import schemas
 from resources.inference.answers import Call, complete_answer, events
 from resources.inference.engine.engine_thread import Engine
 from resources.inference.engine.grammar import Constraint, SchemaError
 from resources.inference.loaded_adapters import AdapterError, AdapterStore
 from resources.inference.request_errors import EngineError, RequestError, unknown_model
-from resources.inference.schemas import MAX_CHOICES, ChatRequest, CompletionRequest, LoadRequest, UnloadRequest
+from resources.inference.schemas import ChatRequest, CompletionRequest, LoadRequest, UnloadRequest
 from resources.inference.tool_requests import CallUse, call_use, invalid_parameters
 
 COMPLETION_TOKENS = 16
@@ -125,20 +126,10 @@ class Server:
         asked = {**(body.model_extra or {}), "messages": body.messages}
         if self.engine.renders_tools or (body.tool_choice, body.function_call) == (None, None):
             asked |= {"tools": body.tools, "functions": body.functions}  # else none may be called, and the prompt cannot name them
-        try:
-            check_storable(asked)
-            return [self.engine.encode_chat(read_request(asked))]
-        except InvalidRequest as e:
-            raise RequestError(e.message, code=e.code, param=e.param) from e
+        check_storable(asked)
+        return [self.engine.encode_chat(read_request(asked))]
 
     def _completion_prompts(self, body: CompletionRequest) -> list[list[int]]:
-        given = body.prompts
-        if len(given) * body.n > MAX_CHOICES:
-            raise RequestError(
-                f"{len(given)} prompts with n {body.n} ask for {len(given) * body.n} answers, and {MAX_CHOICES} is the limit; send several "
-                "requests.",
-                param="prompt",
-            )
         found: list[list[int]] = []
         for at, prompt in enumerate(body.prompts):
             ids = (self.engine.encode_text(prompt) or self.engine.encode_text("\n")) if isinstance(prompt, str) else prompt
@@ -275,6 +266,15 @@ def _add_errors(app: FastAPI) -> None:
     async def refused(_request: Request, e: RequestError) -> Response:
         return _error(e.status, e.message, kind="invalid_request_error", code=e.code, param=e.param)
 
+    @app.exception_handler(InvalidRequest)
+    async def unreadable(_request: Request, e: InvalidRequest) -> Response:
+        return _error(400, e.message, kind="invalid_request_error", code=e.code, param=e.param)
+
+    @app.exception_handler(HTTPException)
+    async def without_route(_request: Request, e: HTTPException) -> Response:
+        """FastAPI's own refusals: no such route, or a body that Python's parser cannot take."""
+        return _error(e.status_code, f"{e.detail}.", kind="invalid_request_error", code="invalid_request")
+
     @app.exception_handler(AdapterError)
     async def adapter_refused(_request: Request, e: AdapterError) -> Response:
         return _error(e.status, e.message, kind=e.kind, code=e.status)
@@ -286,9 +286,14 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, e: RequestValidationError) -> Response:
         first = e.errors()[0]
+        if first["type"] == "json_invalid":
+            why = f"The body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}."
+            return _error(400, why, kind="invalid_request_error", code="invalid_json")
         where = ".".join(str(part) for part in first["loc"][1:])
-        return _error(400, f"{where}: {first['msg']}", kind="invalid_request_error", code="invalid_request", param=where or None)
+        return _error(400, f"{where or 'body'}: {first['msg']}.", kind="invalid_request_error", code="invalid_request", param=where or None)
 
 
 def _error(status: int, message: str, *, kind: str, code: str | int, param: str | None = None) -> Response:
-    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status_code=status)
+    """Return OpenAI's form of an error; message and param may quote characters that JSON cannot hold."""
+    param = None if param is None else printable(param)
+    return JSONResponse({"error": {"message": printable(message), "type": kind, "param": param, "code": code}}, status_code=status)

@@ -16,8 +16,6 @@ from resources.inference.engine.grammar import MAX_SCHEMA_BYTES, MarkTokens, Sch
 from resources.inference.request_errors import RequestError
 from resources.inference.schemas import ChatRequest
 
-MAX_TOOLS = 128
-"""As in OpenAI's API."""
 NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 """Of a function without `parameters`, which OpenAI defines as one without arguments."""
 CHOICES = '"auto", "none", "required", {"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", "allowed_tools": {...}}'
@@ -134,8 +132,6 @@ def _refuse_older(body: ChatRequest) -> None:
 
 
 def _functions(tools: Sequence[Any]) -> list[Function]:
-    if len(tools) > MAX_TOOLS:
-        raise _refusal(f"tools has {len(tools)} entries, limit {MAX_TOOLS}; leave some out.", "tools")
     found = [_function(tool, index) for index, tool in enumerate(tools)]
     first: dict[str, int] = {}
     for function in found:

@@ -94,6 +94,15 @@ def test_null_means_absent_in_every_optional_field(client: openai.OpenAI, kind: 
         ({"logit_bias": {"99999999": 1}}, "invalid_logit_bias", "logit_bias", "99999999"),
         ({"logit_bias": {"1": 101}}, "invalid_request", "logit_bias.1", "100"),
         ({"top_logprobs": 2}, "invalid_request", "top_logprobs", "logprobs"),
+        ({"logit_bias": {"5": 1, "05": -100}}, "invalid_request", "logit_bias", "'05'"),
+        ({"logit_bias": {"1": "a"}}, "invalid_request", "logit_bias.1", "number"),
+        ({"logit_bias": {str(n): 1 for n in range(1025)}}, "invalid_request", "logit_bias", "1024"),
+        ({"stop": [1] * 1000}, "invalid_type", "stop", "list of texts"),
+        ({"user": "u" * 70_000}, "invalid_request", "user", "65536 characters"),
+        ({"response_format": {"type": "json_schema", "a": [1] * 70_000}}, "invalid_response_format", "response_format", "65536 characters"),
+        ({"messages": [1] * 10}, "wrong_type", "messages[0]", "not an object"),
+        ({"messages": [1] * 10_001}, "too_many_messages", "messages", "10000"),
+        ({"add_special_tokens": True}, "unsupported_parameter", "add_special_tokens", "not supported"),
         ({"n": 17}, "invalid_request", "n", "16"),
         ({"frequency_penalty": 2.1}, "invalid_request", "frequency_penalty", "2"),
     ],
@@ -226,7 +235,16 @@ def test_each_prompt_of_a_list_is_answered_as_alone(client: openai.OpenAI, token
 
 
 @pytest.mark.parametrize(
-    ("prompt", "said"), [([[1], []], "prompt 1 has no token"), ([10**7], "tokens outside"), (["a"] * 129, "129 answers"), ([], "prompt")]
+    ("prompt", "said"),
+    [
+        ([[1], []], "prompt 1 has no token"),
+        ([10**7], "tokens outside"),
+        (["a"] * 129, "129 answers"),
+        ([], "prompt must be"),
+        (["a"] * 9 + [1], "prompt must be"),
+        ([[1], ["a"]], "prompt must be"),
+        ([True], "prompt must be"),
+    ],
 )
 def test_a_prompt_that_cannot_be_read_is_refused(client: openai.OpenAI, prompt: Any, said: str) -> None:
     with pytest.raises(openai.BadRequestError, match=said):
@@ -240,3 +258,38 @@ def test_constrained_answers_have_the_models_own_log_probabilities(client: opena
         assert one.message.content in ('"yes"', '"no"')
         assert one.logprobs is not None and one.logprobs.content
         assert all(math.isfinite(token.logprob) and token.logprob < 0 for token in one.logprobs.content)
+
+
+@pytest.mark.parametrize(("kind", "neutral"), [("chat", False), ("completion", True)])
+def test_value_of_special_tokens_that_is_the_default_is_accepted(client: openai.OpenAI, kind: str, neutral: bool) -> None:
+    own: Any = {"messages": ASK} if kind == "chat" else {"prompt": "a"}
+    create: Any = client.chat.completions.create if kind == "chat" else client.completions.create
+    assert create(model="tiny", max_tokens=1, extra_body={"add_special_tokens": neutral}, **own).choices
+    with pytest.raises(openai.BadRequestError, match="add_special_tokens"):
+        create(model="tiny", max_tokens=1, extra_body={"add_special_tokens": not neutral}, **own)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param", "said"),
+    [
+        (b'{"model": "tiny", x', "invalid_json", None, "at character 18"),
+        (b"[" * 100_000, "invalid_request", None, "parsing the body"),
+        (b'{"\\ud800": 1}', "unknown_parameter", "\\ud800", "not a field"),
+    ],
+)
+def test_body_that_is_not_read_is_refused_in_openais_form(
+    client: openai.OpenAI, body: bytes, code: str, param: str | None, said: str
+) -> None:
+    import httpx
+
+    headers = {**HEADERS, "content-type": "application/json"}
+    answer = httpx.post(f"{client.base_url}completions", content=body, headers=headers, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"], said in error["message"]) == (400, code, param, True)
+
+
+def test_refusal_has_no_words_of_the_parser(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="tiny", prompt="a", max_tokens=0)
+    assert refused.value.param == "max_tokens"
+    assert "Value error" not in refused.value.message

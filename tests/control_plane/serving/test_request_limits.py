@@ -1,0 +1,60 @@
+"""Limits of requests: checked quickly, before parsing, and named in the refusal."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from control_plane.serving.request_limits import check_limits
+from ft_assets.errors import InvalidRequest
+from ft_assets.storable_text import check_storable
+from resources.inference.schemas import ChatRequest, CompletionRequest
+
+USER = {"role": "user", "content": "a"}
+LARGE: dict[str, dict[str, Any]] = {
+    "texts and a token": {"prompt": ["a"] * 300_000 + [1]},
+    "prompts": {"prompt": ["a"] * 900_000},
+    "prompts of tokens and texts": {"prompt": [[1]] * 300_000 + [["a"]]},
+    "stops": {"messages": [USER], "stop": ["a"] * 900_000},
+    "stops that are numbers": {"messages": [USER], "stop": [1] * 900_000},
+    "biases": {"messages": [USER], "logit_bias": {f"a{n}": "b" for n in range(300_000)}},
+    "messages that are numbers": {"messages": [1] * 900_000},
+    "messages": {"messages": [USER] * 100_000},
+    "items": {"input": [USER] * 100_000},
+    "tools": {"messages": [USER], "tools": [{"type": "function"}] * 100_000},
+    "a schema": {"messages": [USER], "response_format": {f"a{n}": {} for n in range(300_000)}},
+    "words of another server": {"messages": [USER], "bad_words": ["a"] * 900_000},
+    "answers": {"messages": [USER], "n": 10**6},
+    "answers to prompts": {"prompt": ["a"] * 16, "n": 9},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_field_is_refused_by_name_before_it_is_parsed(name: str) -> None:
+    body = {"model": "m", **LARGE[name]}
+    began = time.process_time()
+    with pytest.raises(InvalidRequest) as refused:
+        check_limits(body)
+    assert refused.value.param is not None
+    assert refused.value.param in body
+    if "input" not in body:
+        with pytest.raises(InvalidRequest, match=refused.value.message[:30]):  # so do the embedded server's own models
+            (CompletionRequest if "prompt" in body else ChatRequest).model_validate(body)
+    assert time.process_time() - began < 1.0
+
+
+def test_what_fits_the_limits_passes() -> None:
+    check_limits({"model": "m", "messages": [USER] * 10_000, "stop": ["a" * 256] * 16, "n": 16, "logit_bias": {"0": -100, "50256": 1.5}})
+    check_limits({"model": "m", "prompt": [[1, 2], [3]], "n": 16, "stop": None, "seed": 1})
+    check_limits({"model": "m", "prompt": "a" * 10**6, "user": "u" * 65_536})
+
+
+def test_long_lists_of_plain_values_are_checked_quickly() -> None:
+    began = time.process_time()
+    check_storable({"prompt": [1] * 1_900_000})
+    assert time.process_time() - began < 1.0
+    with pytest.raises(InvalidRequest) as refused:
+        check_storable({"prompt": [*["a"] * 1000, "\0"]})
+    assert refused.value.param == "prompt[1000]"
