@@ -292,16 +292,21 @@ def _with_events(conn: Connection, job_id: str, signs: Signs) -> Signs:
 
 
 def _pace_of_jobs_alike(conn: Connection, held: Claim) -> Pace | None:
-    """Return the median pace of the newest jobs that trained the same model in the same way on as many GPUs of the same pool."""
+    """Return the median pace of the newest jobs that trained the same model in the same way on as many GPUs of the same pool.
+
+    Windows and micro-batches follow the data, so their tokens need only be within a factor of two.
+    """
     spec = held.spec
-    same = ("method", "adapter", "precision", "max_seq_len", "gradient_checkpointing")
-    alike: dict[str, Any] = {k: getattr(spec, k) for k in same}
-    alike["optimization"] = {"per_device_batch_size": spec.optimization.per_device_batch_size}
+    same = ("method", "adapter", "precision", "gradient_checkpointing")
+    window = jobs.c.spec["max_seq_len"].as_integer()
+    micro_batch = window * jobs.c.spec["optimization"]["per_device_batch_size"].as_integer()
+    tokens = spec.max_seq_len * spec.optimization.per_device_batch_size
     query = (
         sa.select(jobs.c.tokens_per_s)
         .where(
             jobs.c.state == JobState.SUCCEEDED, jobs.c.base_digest == spec.base_digest, jobs.c.num_gpus == held.num_gpus,
-            jobs.c.tokens_per_s > 0, jobs.c.spec.contains(alike),
+            jobs.c.tokens_per_s > 0, jobs.c.spec.contains({k: getattr(spec, k) for k in same}),
+            (2 * window).between(spec.max_seq_len, 4 * spec.max_seq_len), (2 * micro_batch).between(tokens, 4 * tokens),
             jobs.c.id.in_(sa.select(reservations.c.job_id).where(reservations.c.pool == held.pool)),
         )
         .order_by(jobs.c.finished_at.desc())

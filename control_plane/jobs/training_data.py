@@ -109,7 +109,8 @@ def _pack_doubts(manifest: PackManifest) -> list[tuple[str, str]]:
         found.append(("turns_without_loss", f"{message} once more messages follow (`ft preview` shows which)"))
     if count := manifest.dropped.get("answer_cut_off"):
         rows = ", ".join(map(str, manifest.dropped_rows["answer_cut_off"]))
-        message = f"max_seq_len {manifest.max_seq_len} cuts off the whole answer of {count} rows (rows {rows}), which are not trained on"
+        limit = manifest.settings["max_seq_len"]  # the pack's own is less if its windows are shortened
+        message = f"max_seq_len {limit} cuts off the whole answer of {count} rows (rows {rows}), which are not trained on"
         found.append(("answer_cut_off", f"{message}; raise it, or shorten the prompts"))
     if manifest.dropped:
         reasons = ", ".join(f"{code} {count}" for code, count in manifest.dropped.items())

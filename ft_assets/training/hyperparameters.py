@@ -11,6 +11,7 @@ number of GPUs, the strategy and the micro-batch come from the memory estimate, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -256,15 +257,16 @@ def packs_windows(plan: Plan) -> bool:
 
 
 def min_windows(plan: Plan, *, num_examples: int, data_ranks: int = 1) -> int:
-    """Returns the fewest windows with which the smallest batch makes the recipe's ``min_steps`` in one epoch; 0 if any number does.
+    """Returns the fewest windows with which the smallest batch makes the recipe's ``min_steps`` in an epoch, or in the part of one that the
+    plan trains; 0 if any number does.
 
-    Independent of the number of epochs, so that trials with more of them share the pack: the default batch is then larger
+    Independent of the number of whole epochs, so that trials with more of them share the pack: the default batch is then larger
     (:func:`global_batch_size`), for as many tokens per step as with fewer long windows. A requested batch stays.
     """
     if "max_steps" in plan.requested or not packs_windows(plan):
         return 0
     smallest = int(plan.requested.get("batch_size", data_ranks * int(plan.requested.get("per_device_batch_size", 1))))
-    wanted = int(plan.value("min_steps")) * smallest
+    wanted = math.ceil(int(plan.value("min_steps")) * smallest / min(1.0, num_epochs(plan, num_examples)) - 1e-9)
     return 0 if num_examples * LEAST_TOKENS >= plan.max_seq_len * wanted else wanted
 
 

@@ -181,14 +181,21 @@ def training(
 
 
 def resolved(placed: Placed, *, dataset_id: str, num_examples: int, tokens: int, seed: int) -> tuple[TrainingSpec, int]:
-    """Return the spec of a pack with this many examples of one length and `tokens` per epoch, and the pack's rows."""
+    """Return the spec of a pack with this many examples of one length and `tokens` per epoch, and the pack's rows.
+
+    Examples over ``max_seq_len`` are split where every token is learned. Shortened windows hold whole examples of that one length: few fit
+    into each, so that the last one that does not fit leaves a gap.
+    """
     plan = placed.plan
     longest, num_rows = plan.max_seq_len, num_examples  # a row for each example, pair or judged answer
     if hyperparameters.packs_windows(plan):
+        pieces = max(num_examples, math.ceil(tokens / longest)) if methods.get(plan.method).every_token else num_examples
         needed = hyperparameters.min_windows(plan, num_examples=num_examples, data_ranks=placed.data_ranks)
-        length = min(max(1, round(tokens / num_examples)), longest)
-        longest = window_for([length], [num_examples], longest=longest, min_windows=needed)
-        num_rows = min(num_examples, max(1, math.ceil(tokens / (longest * FILL))))
+        length = min(max(1, round(tokens / pieces)), longest)
+        window = window_for([length], [pieces], longest=longest, min_windows=needed)
+        num_rows = min(pieces, max(1, math.ceil(tokens / (longest * FILL))))
+        if window < longest:
+            longest, num_rows = max(window, length), math.ceil(pieces / max(1, window // length))
     facts = hyperparameters.PackFacts(
         fingerprint=THIS, dataset_id=dataset_id, num_examples=num_examples, num_windows=num_rows, num_tokens=tokens,
         max_seq_len=longest,

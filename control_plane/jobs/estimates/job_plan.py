@@ -55,15 +55,14 @@ class Placed:
     def placement(self) -> Mapping[str, Any]:
         """Arguments of ``hyperparameters.resolve``.
 
-        On a CPU the recipe's micro-batch is kept, because larger ones are not faster, and activations are recomputed as the recipe says for
-        the pack's rows.
+        On a CPU the recipe's micro-batch is kept, because larger ones are not faster.
         """
         return {
             "world_size": self.fit.num_gpus,
             "strategy": self.fit.strategy,
             "context_parallel": self.fit.context_parallel,
             "per_device_batch_size": None if self.fit.gpu.is_cpu else self.fit.per_device_batch_size,
-            "gradient_checkpointing": None if self.fit.gpu.is_cpu else self.fit.gradient_checkpointing,
+            "gradient_checkpointing": self.fit.gradient_checkpointing,
         }
 
 

@@ -289,10 +289,9 @@ def _sides(
 def _windows(plan: Plan, spec: TrainingSpec) -> str:
     if not hyperparameters.packs_windows(plan):
         return "an example is a window of its own"
-    filled = f"windows are filled to {expected_time.FILL:.1%}"
     if spec.max_seq_len == plan.max_seq_len:
-        return filled
-    return f"{filled} and have {spec.max_seq_len:,} tokens instead of {plan.max_seq_len:,}, which would make too few steps"
+        return f"windows are filled to {expected_time.FILL:.1%}"
+    return f"windows have {spec.max_seq_len:,} tokens instead of {plan.max_seq_len:,}, which would make too few steps"
 
 
 def _few_steps(plan: Plan, spec: TrainingSpec, total_steps: int) -> Iterator[str]:

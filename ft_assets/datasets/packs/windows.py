@@ -95,7 +95,7 @@ def write_windows(
 
 def choose_window(shards: Sequence[TokenShard], settings: PackSettings) -> int:
     """Returns the tokens of a window: `settings.max_seq_len`, or less if `settings.min_windows` needs it."""
-    if not settings.packing or not settings.min_windows:
+    if not shards or not settings.packing or not settings.min_windows:
         return settings.max_seq_len
     lengths = np.concatenate([np.asarray(s.array("lengths")) for s in shards])
     return window_for(lengths, longest=settings.max_seq_len, min_windows=settings.min_windows)

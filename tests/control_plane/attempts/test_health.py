@@ -114,8 +114,14 @@ def test_the_pace_of_jobs_alike_is_expected_of_the_next_one(
     tell(watch, *steps(1, 20, pace=400.0))
     (event,) = events(fresh_platform, claim.job_id)
     assert "40% of the 1,000 expected (the median of 3 earlier jobs like it on pool local)" in event.message
-    wider = replace(claim, frozen_spec=replace(SPEC, max_seq_len=4096))
-    assert health.begin(fresh_platform, wider).signs.expected is None
+    rows = SPEC.optimization.per_device_batch_size
+    for max_seq_len, per_device, alike in (
+        (SPEC.max_seq_len // 2, rows, True), (2 * SPEC.max_seq_len, rows, True), (SPEC.max_seq_len // 2, 2 * rows, True),
+        (2 * SPEC.max_seq_len + 2, rows, False), (SPEC.max_seq_len // 2 - 2, rows, False), (SPEC.max_seq_len, 3 * rows, False),
+    ):  # fmt: skip
+        optimization = replace(SPEC.optimization, per_device_batch_size=per_device)
+        other = replace(claim, frozen_spec=replace(SPEC, max_seq_len=max_seq_len, optimization=optimization))
+        assert (health.begin(fresh_platform, other).signs.expected is not None) == alike, (max_seq_len, per_device)
 
 
 def test_divergence_is_told_from_the_exit_evidence_and_the_end_closes_what_is_raised(fresh_platform: Platform, held: Claim) -> None:

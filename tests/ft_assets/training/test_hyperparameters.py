@@ -11,7 +11,7 @@ import pytest
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
-from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan, global_batch_size, plan, resolve
+from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan, global_batch_size, min_windows, plan, resolve
 from ft_assets.training.model_shapes.attention_kernels import Device
 from ft_assets.training.spec import LATER_FIELDS, PARTS, EarlyStopping, Quantization, TrainingSpec, WarmStart
 from ft_assets.training.stored_specs import openai_hyperparameters
@@ -385,6 +385,14 @@ def test_gradient_checkpointing_is_by_length_unless_fitted_or_asked_for() -> Non
     assert not spec({"max_seq_len": 1024}, SMALL, short).gradient_checkpointing
     assert spec({"max_seq_len": 1024}, SMALL, short, gradient_checkpointing=True).gradient_checkpointing
     assert not spec({"gradient_checkpointing": False}, SMALL, long, gradient_checkpointing=True).gradient_checkpointing
+
+
+@pytest.mark.parametrize(("n_epochs", "wanted"), [(0.5, 200), (0.3, 334), (1, 100), (3, 100)])
+def test_windows_are_enough_for_the_steps_of_a_part_of_an_epoch(n_epochs: float, wanted: int) -> None:
+    found = planned({"n_epochs": n_epochs}, DEMO)
+    assert min_windows(found, num_examples=1000) == wanted
+    facts = pack(num_examples=1000, num_windows=wanted)
+    assert spec({"n_epochs": n_epochs}, facts=facts).total_steps(num_rows=wanted) >= 100
 
 
 def test_early_stopping_is_off_until_a_patience_is_given() -> None:

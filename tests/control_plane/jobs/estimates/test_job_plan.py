@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from control_plane.capacity.pools import Pool, nodes
+from control_plane.jobs.estimates import expected_time
 from control_plane.jobs.estimates.job_plan import Placed, check_frozen_parts, check_target_modules, fit_on, placed_in, unpacked_if_needed
 from control_plane.jobs.submission import JobRequest
 from ft_assets.base_models import BaseModel
@@ -182,3 +183,29 @@ def test_a_plan_on_a_cpu_keeps_the_micro_batch_of_its_recipe() -> None:
     plan = hyperparameters.plan({}, facts)
     spec = resolved(Placed(plan=plan, fit=fit_on(local, plan, shape)), num_rows=300)
     assert (spec.world_size, spec.strategy, spec.optimization.per_device_batch_size, spec.precision) == (1, "single", 1, "fp32")
+
+
+def test_activations_are_recomputed_as_the_memory_estimate_says_also_on_a_cpu() -> None:
+    local = Pool(name="local", nodes=nodes(1), gpu_type="local", max_gpus_per_job=1)
+    plan = planned("llama-3.2-1b", {"max_seq_len": 8192})
+    found = Placed(plan=plan, fit=fit_on(local, plan, model_shapes.NAMED["llama-3.2-1b"]))
+    assert not replace(plan, max_seq_len=512).gradient_checkpointing
+    assert found.fit.gradient_checkpointing and resolved(found, num_rows=300).gradient_checkpointing
+
+
+@pytest.mark.parametrize(
+    ("method", "num_examples", "tokens", "num_rows", "max_seq_len"),
+    [
+        pytest.param("cpt", 10, 400_000, 98, 4096, id="long texts are split into more rows than there are"),
+        pytest.param("sft", 10, 400_000, 10, 4096, id="long conversations are cut, so a row for each is the most"),
+        pytest.param("sft", 1000, 300_000, 167, 2048, id="six whole examples fit into a shortened window"),
+        pytest.param("sft", 60, 180_000, 60, 3000, id="an example over a shortened window has one of its own"),
+        pytest.param("sft", 30_000, 6_000_000, 1467, 4096, id="windows of max_seq_len are filled"),
+    ],
+)
+def test_an_expected_pack_has_the_rows_that_its_windows_hold(
+    method: str, num_examples: int, tokens: int, num_rows: int, max_seq_len: int
+) -> None:
+    found = placed("llama-3.2-1b", {"max_seq_len": 4096}, method=method)
+    spec, rows = expected_time.resolved(found, dataset_id="ds", num_examples=num_examples, tokens=tokens, seed=1)
+    assert (rows, spec.max_seq_len) == (num_rows, max_seq_len)

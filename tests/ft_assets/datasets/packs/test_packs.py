@@ -233,9 +233,11 @@ def test_a_row_whose_control_tokens_cannot_be_escaped_meets_the_policy_for_bad_r
     assert (manifest.num_examples, manifest.dropped) == (1, {"control_token_in_content": 1})
 
 
-def test_nothing_left_to_train_on_is_a_refusal(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
-    with pytest.raises(InvalidDataset, match="no example is left"):
-        build_pack([], tokenizer, SETTINGS, tmp_path, dataset_id="ds_1")
+@pytest.mark.parametrize("min_windows", [0, 7])
+def test_nothing_left_to_train_on_is_a_refusal(tokenizer: ChatTokenizer, tmp_path: Path, min_windows: int) -> None:
+    with pytest.raises(InvalidDataset, match="no example is left") as refused:
+        build_pack([], tokenizer, replace(SETTINGS, min_windows=min_windows), tmp_path, dataset_id="ds_1")
+    assert refused.value.code == "too_few_examples"
 
 
 def test_preferences_need_a_preference_method(tokenizer: ChatTokenizer, tmp_path: Path) -> None:

@@ -248,6 +248,8 @@ def test_the_estimate_counts_what_the_pack_then_holds(
     assert told["tokens"]["per_epoch"] == pytest.approx(packed.manifest.num_tokens, rel=0.15)  # the split takes whole rows
     assert told["total_steps"] == pytest.approx(packed.total_steps, abs=max(2, 0.2 * packed.total_steps))
     assert ("pair" in str(told["assumptions"])) == (methods.get(method).pack == "pairs")
+    if packed.manifest.window and packed.manifest.window < packed.manifest.settings["max_seq_len"]:
+        assert "windows have " in str(told["assumptions"]) and "filled to" not in str(told["assumptions"])
 
 
 @pytest.mark.parametrize(
