@@ -76,6 +76,13 @@ class BodyTooLarge(InvalidRequest):
     http_status = 413
 
 
+class BodyTooSlow(InvalidRequest):
+    """The body of a request came too slowly."""
+
+    default_code = "body_too_slow"
+    http_status = 408
+
+
 class InvalidDataset(InvalidRequest):
     """A file whose rows cannot be trained on; the report lists every bad row."""
 

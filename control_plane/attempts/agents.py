@@ -106,6 +106,13 @@ def held_by(platform: Platform, token: str) -> Claim:
     return held
 
 
+def check_token(platform: Platform, token: str) -> None:
+    """``Conflict`` with code ``attempt_released`` if no agent was ever given this token."""
+    with platform.engine.connect() as conn:
+        if conn.execute(sa.select(agents.c.node).where(agents.c.token == token).limit(1)).one_or_none() is None:
+            raise released()
+
+
 def released() -> Conflict:
     return Conflict("the attempt with this token holds no reservation, so its workload must end", code=messages.FENCED)
 

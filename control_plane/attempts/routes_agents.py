@@ -36,6 +36,14 @@ def _token(request: Request) -> str:
     return token.strip()
 
 
+def recognize(request: Request) -> None:
+    """Raise what the routes raise for a token that no attempt has, or had."""
+    limits, token = request.app.state.rate_limits, _token(request)
+    if not limits.knows(token):
+        agents.check_token(request.app.state.platform, token)
+        limits.remember(token)
+
+
 Token = Annotated[str, Depends(_token)]
 
 

@@ -32,6 +32,9 @@ FORM = "application/x-www-form-urlencoded"
 CONSOLE = "/console/"
 """Below it, forms carry their token in a field. Any other form, whatever its size, is not read before its caller is known."""
 
+OF_OPERATORS = ("/v1/admin/", "/console/operator/")
+"""Paths that only operators open."""
+
 bearer = HTTPBearer(auto_error=False, description="API key of a tenant, starting with `ft-sk-`.")
 operator_bearer = HTTPBearer(auto_error=False, scheme_name="OperatorKey", description="Key of an operator, starting with `ft-op-`.")
 
@@ -115,6 +118,23 @@ def caller(request: Request, platform: WholePlatform, credential: CredentialDep)
     limits.count(request, found.id, found.requests_per_minute)
     tenants.refuse_suspended(platform, found.tenant)
     return found
+
+
+def recognize(request: Request) -> None:
+    """Raise what the route would raise if the key or session in the headers does not work. It may have stopped working a moment ago."""
+    limits: RateLimits = request.app.state.rate_limits
+    of_operator = request.scope["path"].startswith(OF_OPERATORS)
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    is_key = scheme.lower() == "bearer" and bool(secret)
+    shown = secret if is_key else request.cookies.get(sessions.COOKIE, "")
+    if not shown:
+        raise missing_key("ft-op-..." if of_operator else "ft-sk-...")
+    if limits.knows(shown):
+        return
+    of_tenant = tenants.authenticate if is_key else sessions.authenticate
+    authenticate = (operators.authenticate if is_key else sessions.authenticate_operator) if of_operator else of_tenant
+    with limits.watching_unknown_keys(request, shown):
+        authenticate(request.app.state.platform, shown)
 
 
 def _secret(credentials: HTTPAuthorizationCredentials | None, form: str) -> str:

@@ -23,6 +23,14 @@ CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
 RETRY_AFTER_S = 1
 
 
+class Refused(HTTPException):
+    """An error that is raised while a body is read: FastAPI lets only this kind pass."""
+
+    def __init__(self, error: FtError) -> None:
+        super().__init__(error.http_status, detail=error.message)
+        self.error = error
+
+
 def install(app: FastAPI) -> None:
     """Install handlers that return every failure in this format."""
     app.add_exception_handler(FtError, _on_error)
@@ -79,6 +87,8 @@ def _param(location: Sequence[int | str]) -> str | None:
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    if isinstance(error, Refused):
+        return response(error.error)
     path = f"{request.method} {request.url.path}"
     text = {
         404: f"no route {path}; GET /openapi.json lists all routes",

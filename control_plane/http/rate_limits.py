@@ -129,11 +129,21 @@ class RateLimits:
                 "s, poll less often, or follow the stream of events"
             )
 
+    def knows(self, secret: str) -> bool:
+        """Whether this secret worked when it was last looked up, a while ago."""
+        return _mark(secret) in self._known
+
+    def remember(self, secret: str) -> None:
+        """Record that a secret works."""
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[_mark(secret)] = None
+
     @contextmanager
     def watching_unknown_keys(self, request: Request, secret: str) -> Iterator[None]:
         """Wraps the look-up of a key: an address that sent too many unknown keys is refused without one."""
-        mark, address = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest(), f"address:{site_of(client_of(request))}"
-        if mark not in self._known:
+        address = f"address:{site_of(client_of(request))}"
+        if not self.knows(secret):
             seen = self.buckets.look(address, self._unknown_per_minute)
             if not seen.allowed:
                 request.state.rate_limit = seen
@@ -145,12 +155,14 @@ class RateLimits:
         try:
             yield
         except Unauthenticated:
-            self._known.pop(mark, None)
+            self._known.pop(_mark(secret), None)
             self.buckets.take(address, self._unknown_per_minute)
             raise
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        self._known[mark] = None
+        self.remember(secret)
+
+
+def _mark(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
 def client_of(request: Request) -> str | None:
@@ -211,13 +223,14 @@ _T = TypeVar("_T")
 
 
 class TenantLimiter:
-    """Runs at most so many at once, and so many per tenant; a wait longer than `wait_s` is refused with ``uploads_busy``.
+    """Runs at most so many at once, and so many per tenant; a wait longer than `wait_s` is refused with `code`.
 
     Per process, on the event loop that created it.
     """
 
-    def __init__(self, *, total: int, each: int, wait_s: float) -> None:
+    def __init__(self, *, total: int, each: int, wait_s: float, what: str = "uploads", code: str = "uploads_busy") -> None:
         self._total, self._each, self._wait_s = anyio.CapacityLimiter(total), each, wait_s
+        self._what, self._code = what, code
         self._threads = anyio.CapacityLimiter(total)
         self._of: dict[str, anyio.CapacityLimiter] = {}
         self._users: Counter[str] = Counter()
@@ -240,9 +253,9 @@ class TenantLimiter:
                     held.append(limiter)
             if waiting.cancelled_caught:
                 raise Unavailable(
-                    f"upload not accepted within {self._wait_s:g} s: at most {self._each} uploads per tenant and "
-                    f"{self._total.total_tokens:g} in total are stored concurrently; send fewer in parallel and retry",
-                    code="uploads_busy",
+                    f"not accepted within {self._wait_s:g} s: at most {self._each} {self._what} per tenant and "
+                    f"{self._total.total_tokens:g} in total are handled concurrently; send fewer in parallel and retry",
+                    code=self._code,
                 )
             yield
         finally:

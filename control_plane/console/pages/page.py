@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from control_plane.console.jinja_environment import render
 from control_plane.http.authentication import CredentialDep, PlatformDep, ReaderPrincipal
+from control_plane.http.error_responses import Refused
 from control_plane.platform.context import Platform
 from control_plane.tenants import sessions
 from control_plane.tenants.rules import Principal, Scope
@@ -124,7 +125,7 @@ class PageRoute(APIRoute):
 
         async def answer(request: Request) -> Response:
             try:
-                response = await handle(request)
+                response = await _unwrapped(handle(request))
             except Unauthenticated as error:
                 response = _to_sign_in(request, error)
             except RequestValidationError as error:
@@ -143,6 +144,13 @@ class PageRoute(APIRoute):
             return response
 
         return answer
+
+
+async def _unwrapped(answer: Coroutine[Any, Any, Response]) -> Response:
+    try:
+        return await answer
+    except Refused as refused:
+        raise refused.error from refused
 
 
 def _to_sign_in(request: Request, error: Unauthenticated) -> Response:
