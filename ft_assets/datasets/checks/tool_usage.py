@@ -63,6 +63,6 @@ def tools_problem(stats: Mapping[str, Any] | None, template: TemplateTools | Non
         return None
     for use, (what, _) in USES.items():
         rows = NotedRows(**counted[use])
-        if rows.count and not getattr(template, use):
+        if rows.count and getattr(template, use) is False:
             return f"the base model's chat template leaves out {what} of {rows.words()}; {TOOLS_FIX}"
     return None

@@ -20,7 +20,7 @@ import msgspec
 from ft_assets.datasets.schema import Example, Message, ToolCall
 from ft_assets.datasets.tokens.assistant_turns import RenderedTurns, Turns
 from ft_assets.datasets.tokens.templates import ChatTemplate
-from ft_assets.errors import InvalidDataset, InvalidRequest
+from ft_assets.errors import InvalidDataset
 from ft_assets.typed_json import JsonObject
 
 Part = Literal["tools", "calls", "arguments", "results", "content"]
@@ -42,13 +42,13 @@ MAX_SHAPES = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TemplateTools:
-    """What a template writes in a short conversation with one tool."""
+    """What a template writes in a short conversation with one tool; None if it refuses that conversation."""
 
-    definitions: bool
+    definitions: bool | None
     """`tools`: name and parameters of each."""
-    calls: bool
+    calls: bool | None
     """`tool_calls`: name and arguments."""
-    results: bool
+    results: bool | None
     """Content of messages of the role `tool`."""
 
 
@@ -81,8 +81,8 @@ class ToolProbe:
                 self._known.clear()
             try:
                 self._known[shape] = left_out(example)
-            except InvalidDataset:
-                self._known[shape] = frozenset()  # the conversation itself is refused, or the template takes no marks
+            except InvalidDataset:  # the conversation itself is refused, or the template takes no marks: others of this shape are tried
+                return
         if missing := self._known[shape]:
             refuse(missing)
 
@@ -187,9 +187,29 @@ class Marks:
 
 def _shape(example: Example) -> tuple[Any, ...]:
     messages = tuple(
-        [(m.role, bool((m.content or "").strip()), len(m.tool_calls), m.reasoning is None, m.weight) for m in example.messages]
+        [
+            (
+                m.role,
+                bool((m.content or "").strip()),
+                len(m.tool_calls),
+                m.reasoning is None,
+                m.weight,
+                m.name is None,
+                m.tool_call_id is None,
+            )
+            for m in example.messages
+        ]
     )
-    return messages, len(example.tools), json.dumps(example.template_kwargs, sort_keys=True)
+    return messages, tuple(map(_tool_shape, example.tools)), json.dumps(example.template_kwargs, sort_keys=True)
+
+
+def _tool_shape(tool: JsonObject) -> tuple[Any, ...]:
+    """Returns which fields a tool, its function and its parameters have, and the number of parameters."""
+    function = inner if isinstance(inner := tool.get("function"), Mapping) else tool
+    parameters = given if isinstance(given := function.get("parameters"), Mapping) else {}
+    properties = found if isinstance(found := parameters.get("properties"), Mapping) else None
+    fields = [frozenset(name for name, value in of.items() if value) for of in (tool, function, parameters)]
+    return tool.get("type") == "function", *fields, None if properties is None else len(properties)
 
 
 QUESTION = Message(role="user", content="How much is 17 and 25?")
@@ -209,11 +229,11 @@ def template_tools(template: ChatTemplate) -> TemplateTools:
     )
 
 
-def _writes(template: ChatTemplate, messages: tuple[Message, ...], parts: set[Part]) -> bool:
+def _writes(template: ChatTemplate, messages: tuple[Message, ...], parts: set[Part]) -> bool | None:
     try:
         return not parts & marks_left_out(template, Example(kind="chat", messages=messages, tools=(TOOL,)))
-    except InvalidRequest:
-        return False
+    except InvalidDataset:
+        return None
 
 
 def marks_left_out(template: ChatTemplate, example: Example, *, add_generation_prompt: bool = False) -> frozenset[Part]:

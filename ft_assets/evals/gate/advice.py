@@ -64,6 +64,8 @@ class LastRun:
     warmup_ratio: float | None = None
     has_points: bool = False
     """The rate followed a list of points, which has no other warm-up."""
+    decay_ratio: float = 0.0
+    """Share of the run that `wsd` keeps for its fall, and so not for the warm-up."""
     safety_share: float | None = None
     num_examples: int | None = None
     max_rank: int = MAX_RANK
@@ -83,6 +85,7 @@ class LastRun:
             batch_size=global_batch_size(spec or {}),
             warmup_ratio=opt.get("warmup_ratio"),
             has_points=isinstance(opt.get("schedule"), list | tuple),
+            decay_ratio=float(opt.get("schedule_decay_ratio") or 0.0),
             safety_share=safety_share,
             num_examples=num_examples,
         )
@@ -189,7 +192,9 @@ def _wrong_rate(shape: Shape, run: LastRun, ends: Mapping[str, Any]) -> Iterator
 
 
 def _unstable(shape: Shape, run: LastRun) -> Advice:
-    changes: dict[str, float] = {} if run.has_points else {"warmup_ratio": round(min(0.5, max(0.1, 2 * (run.warmup_ratio or 0.0))), 2)}
+    most = 0.0 if run.has_points else min(0.5, math.floor(100 * (1.0 - run.decay_ratio) + 1e-9) / 100)
+    wanted = min(most, round(max(0.1, 2 * (run.warmup_ratio or 0.0)), 2))
+    changes: dict[str, float] = {"warmup_ratio": wanted} if wanted > (run.warmup_ratio or 0.0) else {}
     changes |= {"batch_size": 2 * run.batch_size} if run.batch_size else {}
     message = (
         f"{shape.num_spikes} gradients of the second half were more than ten times the usual {shape.median_norm:.2g}: warm up for longer"

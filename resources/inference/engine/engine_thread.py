@@ -113,7 +113,7 @@ class Engine:
         """Whether the chat template writes `tools` into the prompt."""
         with self._rendering:
             found = self._chat.tools
-        return found is not None and found.definitions
+        return found is not None and found.definitions is True
 
     @cached_property
     def call_form(self) -> CallForm | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ft_assets.datasets.checks.tool_usage import tools_problem
 from ft_assets.datasets.conversation import read_conversation
 from ft_assets.datasets.ingest import Policies, validate_file
 from ft_assets.datasets.packs.build import PackSettings, build_pack
@@ -16,7 +17,7 @@ from ft_assets.datasets.shapes import to_example
 from ft_assets.datasets.stored_rows import load_rows
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.templates import load_template
-from ft_assets.datasets.tokens.tool_probe import template_tools
+from ft_assets.datasets.tokens.tool_probe import TemplateTools, template_tools
 from ft_assets.errors import InvalidDataset, InvalidRequest
 from tests.ft_assets.datasets.tokens.test_templates import TEMPLATES, build
 from tests.ft_assets.datasets.tokens.test_tokens import TOOLS_TEMPLATE, with_template
@@ -108,7 +109,7 @@ def test_calls_outside_of_what_is_trained_are_refused(merging_model: Path, tmp_p
 
 FACTS = {
     "chatml": (False, False, True), "chatml_marked": (False, False, True), "llama3": (True, True, True),
-    "llama3_marked": (False, False, True), "mistral": (False, False, False), "mistral_marked": (False, False, False),
+    "llama3_marked": (False, False, True), "mistral": (False, False, None), "mistral_marked": (False, False, None),
     "qwen2_5": (True, True, True), "qwen3": (True, True, True),
 }  # fmt: skip
 
@@ -174,3 +175,23 @@ def test_each_shape_of_conversation_is_probed(merging_model: Path, tmp_path: Pat
     tokenizer = ChatTokenizer.load(with_template(merging_model, tmp_path / "model", changed("all calls but the first")))
     codes = [code_of(tokenizer, row) for row in (CALL, PARALLEL, CALL, PARALLEL)]
     assert codes == ["", "tools_not_rendered", "", "tools_not_rendered"]
+
+
+def test_tools_with_and_without_parameters_are_probed_apart(merging_model: Path, tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer.load(with_template(merging_model, tmp_path / "model", changed("the names of tools alone")))
+    bare = {**OFFER, "tools": [{"type": "function", "function": {"name": "now"}}]}
+    assert [code_of(tokenizer, row) for row in (bare, OFFER, bare, OFFER)] == ["", "tools_not_rendered", "", "tools_not_rendered"]
+
+
+def test_a_refused_conversation_does_not_vouch_for_others_of_its_shape(merging_model: Path, tmp_path: Path) -> None:
+    strict = "{%- if 'Oslo' in messages[0].content %}{{ raise_exception('not Oslo') }}{%- endif %}"
+    tokenizer = ChatTokenizer.load(with_template(merging_model, tmp_path / "model", strict + changed("all calls")))
+    oslo = {"messages": [{"role": "user", "content": "Weather in Oslo?"}, called("Oslo")]}
+    assert [code_of(tokenizer, row) for row in (oslo, CALL)] == ["template_refused", "tools_not_rendered"]
+
+
+def test_parts_that_a_template_refuses_are_not_reported_as_left_out() -> None:
+    counted = {"definitions": {"count": 0, "first": []}, "calls": {"count": 0, "first": []}, "results": {"count": 1, "first": [3]}}
+    assert tools_problem({"tools": counted}, TemplateTools(definitions=True, calls=True, results=None)) is None
+    problem = tools_problem({"tools": counted}, TemplateTools(definitions=True, calls=True, results=False))
+    assert problem is not None and "leaves out the content of its tool messages of 1 row (3)" in problem

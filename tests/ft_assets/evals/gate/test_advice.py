@@ -69,6 +69,18 @@ def test_advice_on_a_rate_of_points_changes_no_warm_up_which_points_do_not_read(
     assert [dict(a.changes) for a in advise(spiking, run=of_points)] == [{}]
 
 
+@pytest.mark.parametrize(
+    ("warmup", "decay", "advised"),
+    [(0.03, 0.2, 0.1), (0.1, 0.85, 0.15), (0.03, 0.955, 0.04), (0.1, 0.9, None), (0.0, 1.0, None), (0.5, 0.2, None)],
+)
+def test_advice_on_wsd_leaves_room_for_its_fall(warmup: float, decay: float, advised: float | None) -> None:
+    spiking = curve(falling(60, 3.0, 0.5, half=0.08), norms=lambda i: 25.0 if i % 9 == 8 else 1.0)
+    run = LastRun.of_spec({"optimization": {"schedule": "wsd", "warmup_ratio": warmup, "schedule_decay_ratio": decay}})
+    (found,) = advise(spiking, run=run)
+    assert dict(found.changes) == ({} if advised is None else {"warmup_ratio": advised})
+    assert advised is None or advised + decay <= 1
+
+
 LOST = {"base": {"arc": suite_scores(120)}, "adapter": {"arc": suite_scores(90)}}
 LABEL = "Yes."
 
