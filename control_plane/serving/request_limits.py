@@ -1,4 +1,4 @@
-"""Limits of a request for an answer, at the gateway and in the embedded server.
+"""Limits of a request for an answer, at the gateway and in the embedded server; and fields that neither takes.
 
 All tenants share an event loop and an engine's thread, so the time that a field takes in either is bounded here, before anything is parsed.
 Each check takes time linear in the field's size and reports the first fault only.
@@ -23,7 +23,7 @@ MAX_TOOLS = 128
 """As in OpenAI's API."""
 MAX_FIELD_CHARS = 1 << 16
 """Of any other field: the limit of schemas."""
-CONVERSATION = frozenset(("messages", "prompt", "input", "instructions", "tools", "functions", "documents", "prediction"))
+CONVERSATION = frozenset(("messages", "prompt", "input", "instructions", "tools", "documents", "prediction"))
 """Fields that the context of the model limits."""
 
 
@@ -86,6 +86,17 @@ def _check_tools(tools: Any) -> None:
         raise _refusal(f"tools has {len(tools)} entries, limit {MAX_TOOLS}; leave some out", "tools", code="invalid_tools")
 
 
+def _refuse_functions(functions: Any) -> None:
+    if functions:
+        what = 'functions is not supported; send each as {"type": "function", "function": {...}} in tools. Answers have tool_calls.'
+        raise _refusal(what, "functions", code="unsupported_parameter")
+
+
+def _refuse_function_call(_: Any) -> None:
+    what = 'function_call is not supported; send tools, and tool_choice: "none", "auto" or {"type": "function", "function": {"name": ...}}'
+    raise _refusal(what, "function_call", code="unsupported_parameter")
+
+
 def _check_n(n: Any) -> None:
     if isinstance(n, int) and n > MAX_N:
         raise _refusal(f"n is {n}, limit {MAX_N}; send several requests", "n")
@@ -110,5 +121,7 @@ _CHECKS: Mapping[str, Callable[[Any], None]] = {
     "messages": _check_messages("messages"),
     "input": _check_messages("input"),
     "tools": _check_tools,
+    "functions": _refuse_functions,
+    "function_call": _refuse_function_call,
     "n": _check_n,
 }

@@ -13,6 +13,7 @@ from control_plane.adapters import promotions
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
+from control_plane.http.disconnection import unless_disconnected
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page
 from control_plane.serving import model_routes, own_servers, schemas
@@ -92,7 +93,7 @@ async def _complete(
         return await run_in_threadpool(_target, platform, tenant, model, affinity)
 
     gateway: Gateway = request.app.state.inference
-    return await gateway.forward(path, normalize(body), resolve)
+    return await unless_disconnected(request, gateway.forward(path, normalize(body), resolve))
 
 
 def affinity_of(body: Mapping[str, Any], session: str | None) -> str:

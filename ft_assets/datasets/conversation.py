@@ -76,7 +76,7 @@ def read_request(body: JsonObject) -> Conversation:
         conversation = Conversation(
             messages=reading.messages(body.get("messages"), "messages"),
             tools=reading.tools({name: body.get(name) for name in ("tools", "functions")}),
-            template_kwargs=reading.template_kwargs({KWARGS: _without_repeated_tools(body), THINKING: body.get(THINKING)}),
+            template_kwargs=reading.template_kwargs({KWARGS: own_template_kwargs(body), THINKING: body.get(THINKING)}),
         )
     except TooManyProblemsError:
         raise _refusal(reading.problems[0]) from None
@@ -97,7 +97,7 @@ def normalize_request(body: JsonObject) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in CONVERSATION_FIELDS} | wire
 
 
-def _without_repeated_tools(body: JsonObject) -> Any:
+def own_template_kwargs(body: JsonObject) -> Any:
     """Return the template's variables without the `tools` that :func:`normalize_request` puts there."""
     given = body.get(KWARGS)
     if not isinstance(given, dict) or not body.get("tools") or given.get("tools") != body["tools"]:

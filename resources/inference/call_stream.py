@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ft_assets.datasets.tokens.call_form import ID, ID_PATTERN, CallForm, CallText
-from resources.inference.engine.text import overlap
+from resources.inference.engine.text import StopSearch, overlap
 
 NAME = "[a-zA-Z0-9_-]{1,64}"
 """Names of functions that OpenAI accepts."""
@@ -34,14 +34,14 @@ class CallReading:
     named: bool
     """Whether the request named the function: OpenAI then ends the answer with ``stop``."""
 
-    def stream(self) -> CallStream:
-        return CallStream(self)
+    def stream(self, stops: Sequence[str] = ()) -> CallStream:
+        return CallStream(self, stops)
 
 
 class CallStream:
-    """The state of one answer."""
+    """The state of one answer. Stop strings end it only in content: not in calls, nor in the reasoning before a call that is demanded."""
 
-    def __init__(self, reading: CallReading) -> None:
+    def __init__(self, reading: CallReading, stops: Sequence[str] = ()) -> None:
         text = reading.text
         self._reading, self._mark = reading, text.mark
         self._only_at_start = text.at_start and not reading.forced
@@ -49,6 +49,8 @@ class CallStream:
         self._middle = None if text.middle is None else _up_to_arguments(text.middle, text.between)
         self._state: _State = "text"
         self._held = ""
+        self._stops = StopSearch(() if reading.forced else stops)
+        self._stopped = False
         self._arguments = _ObjectEnd()
         self.num_calls = 0
 
@@ -65,10 +67,14 @@ class CallStream:
     def finish(self) -> list[Delta]:
         """Return the text that was held back. Markup of a call that was cut off before its arguments is dropped."""
         rest, self._held = self._held, ""
-        return _content(rest) if self._state in ("text", "plain") else []
+        if self._stopped or self._state not in ("text", "plain"):
+            return []
+        return [*self._content(rest), *([] if self._stopped else _content(self._stops.finish()))]
 
-    def finish_reason(self, reason: str) -> str:
-        """Return OpenAI's reason for the engine's."""
+    def finish_reason(self, reason: str | None) -> str | None:
+        """Return OpenAI's reason for the engine's; ``stop`` as soon as a stop string was found."""
+        if self._stopped:
+            return "stop"
         return "tool_calls" if reason == "stop" and self.is_complete and not self._reading.named else reason
 
     def _read(self) -> Iterator[Delta]:
@@ -80,11 +86,13 @@ class CallStream:
 
     def _step(self) -> Iterator[Delta]:
         """Read what is held in the present state."""
-        if self._state == "text":
+        if self._stopped:
+            self._held = ""
+        elif self._state == "text":
             yield from self._text()
         elif self._state == "plain":
-            yield from _content(self._held)
-            self._held = ""
+            text, self._held = self._held, ""
+            yield from self._content(text)
         elif self._state == "arguments":
             end = self._arguments.find(self._held)
             piece, self._held = self._held[:end], self._held[end:]
@@ -102,15 +110,22 @@ class CallStream:
         held, mark = self._held, self._mark
         at = (0 if held.startswith(mark) else -1) if self._only_at_start else held.find(mark)
         if at >= 0:
-            yield from _content(held[:at].rstrip())
-            self._held, self._state = held[at:], "opening"
+            yield from self._content(held[:at].rstrip())
+            if not self._stopped:
+                yield from _content(self._stops.finish())
+                self._held, self._state = held[at:], "opening"
         elif self._only_at_start:
             if not mark.startswith(held):
                 self._state = "plain"
         else:
             shown = held[: len(held) - overlap(held, mark)].rstrip()
-            yield from _content(shown)
             self._held = held[len(shown) :]
+            yield from self._content(shown)
+
+    def _content(self, text: str) -> list[Delta]:
+        """Return `text` as content, up to a stop string."""
+        shown, self._stopped = self._stops.add(text)
+        return _content(shown)
 
     def _begin(self, name: str) -> Delta:
         index, self.num_calls = self.num_calls, self.num_calls + 1

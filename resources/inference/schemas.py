@@ -79,8 +79,6 @@ class ChatRequest(Decoding):
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
 
     @property
     def num_top_logprobs(self) -> int | None:

@@ -13,13 +13,16 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ft_assets.datasets.conversation import read_request
+from control_plane.http.disconnection import unless_disconnected
+from ft_assets.datasets.conversation import own_template_kwargs, read_request
+from ft_assets.datasets.fields import KWARGS
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable, num_characters, printable
 from resources.inference import schemas
-from resources.inference.answers import Call, complete_answer, events
+from resources.inference.answers import Call, Echo, complete_answer, events
 from resources.inference.engine.engine_thread import Engine
 from resources.inference.engine.grammar import Constraint, SchemaError
 from resources.inference.loaded_adapters import AdapterError, AdapterStore
@@ -29,6 +32,10 @@ from resources.inference.tool_requests import CallUse, call_use, invalid_paramet
 
 COMPLETION_TOKENS = 16
 """Default limit of a text completion, as in OpenAI's API."""
+CLIENT_GONE = 499
+"""Status of a request whose client has hung up, as nginx writes it in its log; no client gets it."""
+MAX_SCORED = 1 << 15
+"""Tokens of prompts that a request may have scored: with 20 others beside each, the answer has about 20 MB."""
 CHARS_PER_TOKEN = 32
 """Characters that a request may have per token of the context. English text has 4 to 5; the rest leaves room for fields that a template
 does not render, such as the reasoning of earlier turns."""
@@ -74,7 +81,10 @@ class Server:
             else None
         )
         prompts = await asyncio.to_thread(self._render, body)
-        wanted = self._max_tokens(body, max(map(len, prompts)))
+        wanted = tuple(self._max_tokens(body, len(prompt)) for prompt in prompts)
+        echo = await asyncio.to_thread(self._echo, body, prompts)
+        if body.num_top_logprobs is not None:
+            await asyncio.to_thread(lambda: self.engine.grammars.tokens)  # analysed once, outside of the event loop
         constraint = None
         if use is not None:
             constraint = await self._call_constraint(use)
@@ -91,13 +101,13 @@ class Server:
             constraint=None if constraint is None else constraint.fresh,
             chat=isinstance(body, ChatRequest),
             calls=None if use is None else use.reading,
-            echo=self._echo(body, prompts),
+            echo=echo,
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
         )
 
-    def _max_tokens(self, body: ChatRequest | CompletionRequest, longest: int) -> int:
-        """Return the most tokens of an answer; ``RequestError`` if prompt and answer do not fit the context."""
-        chat, space = isinstance(body, ChatRequest), self.engine.context_length - longest
+    def _max_tokens(self, body: ChatRequest | CompletionRequest, num_tokens: int) -> int:
+        """Return the most tokens of an answer to a prompt of so many; ``RequestError`` if both do not fit the context."""
+        chat, space = isinstance(body, ChatRequest), self.engine.context_length - num_tokens
         wanted = body.max_completion_tokens if isinstance(body, ChatRequest) else None
         wanted = body.max_tokens if wanted is None else wanted
         if wanted is None:
@@ -106,26 +116,34 @@ class Server:
             return wanted
         limit = f"the maximum context length of {body.model} is {self.engine.context_length} tokens, the answer included"
         raise RequestError(
-            f"The prompt has {longest} tokens; {limit}. Shorten the prompt."
+            f"The prompt has {num_tokens} tokens; {limit}. Shorten the prompt."
             if space < 1
-            else f"The prompt has {longest} tokens and max_tokens asks for {wanted} more; {limit}. Lower max_tokens to {space}, or "
+            else f"The prompt has {num_tokens} tokens and max_tokens asks for {wanted} more; {limit}. Lower max_tokens to {space}, or "
             "shorten the prompt.",
             code="context_length_exceeded",
             param="messages" if chat else "prompt",
         )
 
-    def _echo(self, body: ChatRequest | CompletionRequest, prompts: Sequence[list[int]]) -> tuple[str, ...]:
+    def _echo(self, body: ChatRequest | CompletionRequest, prompts: Sequence[list[int]]) -> tuple[Echo, ...]:
         if not (isinstance(body, CompletionRequest) and body.echo):
             return ()
-        return tuple(given if isinstance(given, str) else self.engine.decode(ids) for given, ids in zip(body.prompts, prompts, strict=True))
+        scored, most = body.n * sum(map(len, prompts)), max(MAX_SCORED, self.engine.context_length)
+        if body.logprobs is not None and scored > most:
+            raise RequestError(
+                f"echo with logprobs scores {scored} tokens, those of all prompts times n, and {most} is the limit; send several requests.",
+                param="prompt",
+            )
+        texts = [given if isinstance(given, str) else self.engine.decode(given) for given in body.prompts]
+        offsets = [() if body.logprobs is None else self.engine.text_offsets(given) for given in body.prompts]
+        return tuple(Echo(text=text, offsets=starts) for text, starts in zip(texts, offsets, strict=True))
 
     def _render(self, body: ChatRequest | CompletionRequest) -> list[list[int]]:
         self._refuse_long(body)
         if isinstance(body, CompletionRequest):
             return self._completion_prompts(body)
-        asked = {**(body.model_extra or {}), "messages": body.messages}
-        if self.engine.renders_tools or (body.tool_choice, body.function_call) == (None, None):
-            asked |= {"tools": body.tools, "functions": body.functions}  # else none may be called, and the prompt cannot name them
+        asked = {**(body.model_extra or {}), "messages": body.messages, "tools": body.tools}
+        if not self.engine.renders_tools and body.tool_choice is not None:  # none may be called, and the prompt cannot name them
+            asked |= {KWARGS: own_template_kwargs(asked), "tools": None}
         check_storable(asked)
         return [self.engine.encode_chat(read_request(asked))]
 
@@ -216,7 +234,10 @@ def create_app(server: Server, *, token: str) -> FastAPI:
 
 
 def _add_answers(app: FastAPI, server: Server) -> None:
-    async def answer(body: ChatRequest | CompletionRequest) -> Response:
+    async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
+        return await unless_disconnected(request, begin(body))
+
+    async def begin(body: ChatRequest | CompletionRequest) -> Response:
         call = await server.call(body)
         if body.stream:
             stream = events(server.engine, server.store, call)
@@ -225,12 +246,12 @@ def _add_answers(app: FastAPI, server: Server) -> None:
         return JSONResponse(await complete_answer(server.engine, server.store, call))
 
     @app.post("/v1/chat/completions")
-    async def chat(body: ChatRequest) -> Response:
-        return await answer(body)
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        return await answer(request, body)
 
     @app.post("/v1/completions")
-    async def complete(body: CompletionRequest) -> Response:
-        return await answer(body)
+    async def complete(request: Request, body: CompletionRequest) -> Response:
+        return await answer(request, body)
 
 
 def _add_admin(app: FastAPI, server: Server) -> None:
@@ -265,6 +286,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestError)
     async def refused(_request: Request, e: RequestError) -> Response:
         return _error(e.status, e.message, kind="invalid_request_error", code=e.code, param=e.param)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_request: Request, _e: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_GONE)
 
     @app.exception_handler(InvalidRequest)
     async def unreadable(_request: Request, e: InvalidRequest) -> Response:

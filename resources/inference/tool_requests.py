@@ -103,7 +103,6 @@ def _variables(body: ChatRequest) -> Mapping[str, Any]:
 
 def read_tools(body: ChatRequest) -> ToolUse | None:
     """Return the functions that the answer may call; None if it may call none. Raises ``RequestError``."""
-    _refuse_older(body)
     functions = _functions(body.tools or [])
     if not functions:
         if body.tool_choice not in (None, "none", "auto"):
@@ -120,15 +119,6 @@ def read_tools(body: ChatRequest) -> ToolUse | None:
         return None
     allowed = [function for function in functions if names is None or function.name in names]
     return ToolUse(functions=allowed, mode=mode, parallel=body.parallel_tool_calls is not False)
-
-
-def _refuse_older(body: ChatRequest) -> None:
-    if body.functions:
-        message = 'functions is not supported; send each as {"type": "function", "function": {...}} in tools. Answers have tool_calls.'
-        raise RequestError(message, code="unsupported_parameter", param="functions")
-    if body.function_call not in (None, "none", "auto"):
-        message = 'function_call is not supported; send tools, and "tool_choice": {"type": "function", "function": {"name": ...}}.'
-        raise RequestError(message, code="unsupported_parameter", param="function_call")
 
 
 def _functions(tools: Sequence[Any]) -> list[Function]:

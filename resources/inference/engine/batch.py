@@ -30,7 +30,7 @@ class Row:
 
 
 SLICE = 256
-"""Tokens of a prompt whose logits are held at once: 50 MB in a vocabulary of 50,000."""
+"""Tokens of a prompt that are scored between two steps. Their logits take 50 MB in a vocabulary of 50,000."""
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, ``[rows, heads, length, head size]``."""
 
@@ -71,11 +71,14 @@ class Batch:
 
     @torch.inference_mode()
     def prompt_logits(self, row: Row) -> Iterator[torch.Tensor]:
-        """Yield the logits after each token of a prompt, ``[tokens, vocabulary]`` for a slice at a time. Leaves the batch as it is."""
-        self._routing.set([row.adapter])
+        """Yield the logits of each token of a prompt but the first, ``[tokens, vocabulary]`` for a slice at a time.
+
+        Leaves the batch as it is, and the batch may go on between two slices.
+        """
         cache: Any = DynamicCache()
-        for at in range(0, len(row.prompt), SLICE):
-            ids = torch.tensor([row.prompt[at : at + SLICE]], device=self._device)
+        for at in range(0, len(row.prompt) - 1, SLICE):
+            self._routing.set([row.adapter])
+            ids = torch.tensor([row.prompt[at : min(at + SLICE, len(row.prompt) - 1)]], device=self._device)
             positions = torch.arange(at, at + ids.shape[1], device=self._device)[None]
             out = self._model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
             yield out.logits[0].float()

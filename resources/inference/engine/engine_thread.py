@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from ft_assets.typed_json import JsonObject
 from resources.inference.engine import lora
 from resources.inference.engine.batch import Batch, Row
 from resources.inference.engine.grammar import Constraint, Grammars, TooComplex
-from resources.inference.engine.sampler import Sampling, TokenLogprob, logprob_of, pick
+from resources.inference.engine.sampler import Sampling, TokenLogprob, logprobs_of, pick
 from resources.inference.engine.text import Detokenizer, StopSearch
 
 CHECK_S = 1.0
@@ -71,6 +72,23 @@ class Generation:
         self.cancelled.set()
 
 
+@dataclass(kw_only=True, eq=False)
+class Scoring:
+    """A prompt whose tokens get log-probabilities, one slice between two steps."""
+
+    row: Row
+    top: int
+    emit: Callable[[Sequence[TokenLogprob] | None], None]
+    """Called from the engine's thread with each slice; with None if the engine failed."""
+    slices: Iterator[torch.Tensor]
+    num_scored: int = 0
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Compute no further slice."""
+        self.cancelled.set()
+
+
 class Engine:
     """The base model with its adapters. Thread-safe; :meth:`close` ends the thread."""
 
@@ -93,6 +111,8 @@ class Engine:
         self._active: dict[int, Generation] = {}
         self._attached: set[str] = set()
         self._waiting: deque[Generation] = deque()
+        self._scorings: deque[Scoring] = deque()
+        self._decoders: dict[frozenset[str], Callable[[list[int]], str]] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._closed = False
@@ -131,10 +151,6 @@ class Engine:
             has_marks = marks.after == END_OF_THINKING and (not marks.before or (marks.before == THINK and reasoning.facts.field))
             return marks if has_marks else None
 
-    def token_text(self, token: int) -> str:
-        """Return the text of one token, special tokens included."""
-        return str(self.tokenizer.decode([token], skip_special_tokens=False))
-
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
@@ -145,6 +161,15 @@ class Engine:
 
     def encode_text(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer(text)["input_ids"]]
+
+    def text_offsets(self, prompt: str | list[int]) -> list[int]:
+        """Return where in the prompt's text each of its tokens begins; tokens that the tokenizer adds have no text."""
+        if isinstance(prompt, str):
+            ends = [int(end) for _, end in self.tokenizer(prompt or "\n", return_offsets_mapping=True)["offset_mapping"]]
+        else:
+            text = Detokenizer(self.decode)
+            ends = list(accumulate(len(text.add(token)) for token in prompt))
+        return [0, *accumulate(ends, max)][: len(ends)]
 
     def submit(
         self,
@@ -165,7 +190,7 @@ class Engine:
             max_tokens=max_tokens,
             sampling=sampling,
             stops=StopSearch(stops),
-            text=Detokenizer(self._decoder(shown)),
+            text=Detokenizer(self.decoder(shown)),
             emit=emit,
             source=sampling.generator(),
             constraint=constraint,
@@ -175,26 +200,24 @@ class Engine:
             self._wake.notify()
         return generation
 
-    def _decoder(self, shown: Collection[str]) -> Callable[[list[int]], str]:
-        hidden = frozenset(i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special and token.content not in shown)
-        return lambda ids: str(self.tokenizer.decode([i for i in ids if i not in hidden], skip_special_tokens=False))
+    def decoder(self, shown: Collection[str] = ()) -> Callable[[list[int]], str]:
+        """Return the function that makes text of tokens, of which only `shown` special ones have one."""
+        key = frozenset(shown)
+        if key not in self._decoders:
+            hidden = frozenset(i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special and token.content not in key)
+            self._decoders[key] = lambda ids: str(self.tokenizer.decode([i for i in ids if i not in hidden], skip_special_tokens=False))
+        return self._decoders[key]
 
-    def prompt_logprobs(self, prompt: list[int], *, adapter: str | None, top: int) -> list[TokenLogprob]:
-        """Return the log-probability of each token of a prompt but the first, which nothing predicts. Other requests wait meanwhile.
-
-        ``RuntimeError`` if the adapter is not attached.
-        """
-
-        def work() -> list[TokenLogprob]:
-            if adapter is not None and adapter not in self._attached:
-                raise RuntimeError(f"adapter {adapter} was detached")
-            found: list[TokenLogprob] = []
-            for logits in self._batch.prompt_logits(Row(prompt=prompt, adapter=adapter)):
-                following = prompt[len(found) + 1 : len(found) + 1 + len(logits)]
-                found += [logprob_of(row, token, top=top) for row, token in zip(logits, following, strict=False)]
-            return found
-
-        return self._between_steps(work)
+    def score(
+        self, prompt: list[int], *, adapter: str | None, top: int, emit: Callable[[Sequence[TokenLogprob] | None], None]
+    ) -> Scoring:  # fmt: skip
+        """Queue a prompt; `emit` is called with the log-probabilities of its tokens but the first, which nothing predicts."""
+        row = Row(prompt=prompt, adapter=adapter)
+        scoring = Scoring(row=row, top=top, emit=emit, slices=self._batch.prompt_logits(row))
+        with self._wake:
+            self._scorings.append(scoring)
+            self._wake.notify()
+        return scoring
 
     def read_adapter(self, directory: Path) -> dict[str, lora.LoraPair]:
         """Read matrices from disk, in the caller's thread so that no step waits for the disk."""
@@ -246,7 +269,7 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._commands or self._waiting or self._active or self._closed):
+                while not (self._commands or self._waiting or self._active or self._scorings or self._closed):
                     self._wake.wait()
                 if self._closed:
                     break
@@ -260,7 +283,31 @@ class Engine:
             except BaseException:  # a panic in llguidance is not an Exception, and this thread must survive it
                 log.exception("engine step failed; its requests end with an error")
                 self._fail(joining)
+            self._score_slice()
         self._fail(self._waiting)
+        for scoring in self._scorings:
+            scoring.emit(None)
+
+    def _score_slice(self) -> None:
+        """Score the next slice of the first prompt that waits for it."""
+        while self._scorings and self._scorings[0].cancelled.is_set():
+            self._scorings.popleft()
+        if not self._scorings:
+            return
+        scoring, adapter = self._scorings[0], self._scorings[0].row.adapter
+        try:
+            if adapter is not None and adapter not in self._attached:
+                raise RuntimeError(f"adapter {adapter} was detached")
+            logits = next(scoring.slices)
+            at = scoring.num_scored + 1
+            scoring.num_scored += len(logits)
+            scoring.emit(logprobs_of(logits, scoring.row.prompt[at : at + len(logits)], top=scoring.top))
+            if scoring.num_scored + 1 >= len(scoring.row.prompt):
+                self._scorings.popleft()
+        except BaseException:
+            log.exception("scoring a prompt failed; its request ends with an error")
+            self._scorings.popleft()
+            scoring.emit(None)
 
     def _advance(self, joining: list[Generation]) -> None:
         """Run one step of the running rows, then prefill the joining ones and pick their first token."""
@@ -284,7 +331,7 @@ class Engine:
             allowed = wanted if g.constraint is None else g.constraint.mask(wanted)
             token = pick(allowed, g.sampling, g.source)
             if g.sampling.top_logprobs is not None:
-                g.unsent.append(logprob_of(logits, token, top=g.sampling.top_logprobs))
+                g.unsent += logprobs_of(logits[None], [token], top=g.sampling.top_logprobs)
             return self._add_token(g, token)
         except TooComplex as e:
             log.warning("the constraint of an answer exceeded its limits: %s", e)

@@ -101,6 +101,10 @@ class Grammars:
         ids = {token.content: i for i, token in added.items() if i not in self._ends}
         return MarkTokens(ids=ids, visible=frozenset(token.content for token in added.values() if not token.special))
 
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token adds to a text, whatever is before it; of a special token, its name."""
+        return self._tokenizer.decode_bytes([token])
+
     def constraint(self, rules: Mapping[str, Any] | str) -> Constraint:
         """Return a new answer's constraint to a JSON schema, or to a grammar in Lark's syntax.
 

@@ -73,8 +73,10 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def logprob_of(logits: torch.Tensor, token: int, *, top: int) -> TokenLogprob:
-    """Return `token` with its log-probability under `logits`, a vector over the vocabulary."""
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], *, top: int) -> list[TokenLogprob]:
+    """Return `tokens` with their log-probabilities under `logits`, ``[tokens, vocabulary]``."""
     found = torch.log_softmax(logits.float(), dim=-1)
-    values, ids = found.topk(min(top, len(found))) if top else (found[:0], found[:0])
-    return TokenLogprob(token=token, logprob=float(found[token]), top=tuple(zip(map(int, ids), map(float, values), strict=True)))
+    chosen = found.gather(1, torch.tensor(tokens, device=found.device)[:, None])[:, 0]
+    values, ids = found.topk(min(top, found.shape[1]))
+    likeliest = [tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+    return [TokenLogprob(token=t, logprob=p, top=best) for t, p, best in zip(tokens, chosen.tolist(), likeliest, strict=True)]

@@ -68,7 +68,7 @@ def engine() -> FastAPI:
     """An inference server: it answers with the model that it was asked for, and records what it was sent."""
     app = FastAPI()
     app.state.seen = []
-    app.state.hung_up = threading.Event()
+    app.state.hung_up, app.state.gave_up = threading.Event(), threading.Event()
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Any:
@@ -80,6 +80,10 @@ def engine() -> FastAPI:
             )
         if body.get("max_tokens") == 666:
             return JSONResponse({"error": {"message": "engine dead", "type": "x", "code": 500}}, 500)
+        if body.get("max_tokens") == 998:
+            while not await request.is_disconnected():
+                await asyncio.sleep(0.02)
+            app.state.gave_up.set()
         if body.get("stream"):
             return StreamingResponse(words(body["model"], for_ever=body.get("max_tokens") == 999), media_type="text/event-stream")
         message = {"role": "assistant", "content": "hello"}
@@ -144,6 +148,26 @@ def test_a_caller_that_hangs_up_ends_the_generation(caller: tuple[str, openai.Op
     with client.chat.completions.create(model="tiny-base", messages=ASK, stream=True, max_tokens=999) as chunks:
         next(iter(chunks))
     assert engine.state.hung_up.wait(timeout=60)
+
+
+def test_a_caller_that_hangs_up_before_a_whole_answer_ends_the_servers_request(
+    caller: tuple[str, openai.OpenAI, FtClient], engine: FastAPI
+) -> None:
+    _, client, _ = caller
+    with pytest.raises(openai.APITimeoutError):
+        client.chat.completions.create(model="tiny-base", messages=ASK, max_tokens=998, timeout=2)
+    assert engine.state.gave_up.wait(timeout=20)
+
+
+@pytest.mark.parametrize("older", [{"functions": [{"name": "f"}]}, {"function_call": "none"}])
+def test_calls_in_openais_older_form_are_refused_at_the_gateway(
+    caller: tuple[str, openai.OpenAI, FtClient], engine: FastAPI, older: dict[str, Any]
+) -> None:
+    _, client, _ = caller
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny-base", messages=ASK, extra_body={**older, "seed": 4711})
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", next(iter(older)))
+    assert all(seen.get("seed") != 4711 for seen in engine.state.seen)
 
 
 def test_an_adapter_in_production_answers_under_its_name_and_its_id(

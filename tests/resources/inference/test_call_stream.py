@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,27 @@ def test_template_with_calls_in_xml_or_code_has_no_form(root: Path, name: str) -
     tokenizer = tokenizer_of(root, name)
     assert tokenizer.tools is not None and tokenizer.tools.definitions
     assert CallForm.of_tokenizer(tokenizer) is None
+
+
+def test_stop_strings_end_an_answer_in_its_content_only(root: Path) -> None:
+    """However the text is cut: in front of a call, in a call, at its end, and where a call is demanded."""
+    reading = reading_of(root, "qwen2_5")
+    text = generated(root, "qwen2_5", [("find", {"number": "A-17"})], "One two")
+    forced = replace(reading, forced=True)
+    cases: list[tuple[CallReading, str, list[str], str | None, int, str]] = [
+        (reading, text, ["two"], "One ", 0, "stop"),
+        (reading, text, ["<", "\n", "{", '"', "tool_call", "find", "}"], "One two", 1, "tool_calls"),
+        (reading, text, ["two\n<tool"], "One two", 1, "tool_calls"),
+        (forced, text.removeprefix("One two").lstrip(), ["<", "find", "A-17"], None, 1, "tool_calls"),
+        (reading, "a <tool_ b", ["<"], "a ", 0, "stop"),
+        (reading, "One two", ["wo"], "One t", 0, "stop"),
+        (reading, "One two \n", ["\n"], "One two ", 0, "stop"),
+        (reading, "One tw", ["two"], "One tw", 0, "length"),
+    ]
+    for read, said, stops, content, num_calls, reason in cases:
+        for pieces in ([said], list(said)):
+            stream = read.stream(stops)
+            deltas = [delta for piece in pieces for delta in stream.add(piece)] + stream.finish()
+            found = message_of(deltas)
+            ended = stream.finish_reason("stop" if num_calls else "length")
+            assert (found["content"], len(found.get("tool_calls", ())), ended) == (content, num_calls, reason), (said, stops, pieces)

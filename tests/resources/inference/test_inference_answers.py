@@ -1,46 +1,232 @@
-"""Streamed answers of the embedded inference server when the client disconnects."""
+"""Answers of the embedded inference server under way: clients that hang up, and prompts that are scored beside other requests."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import itertools
+import json
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from resources.inference.answers import Call, events
-from resources.inference.engine.engine_thread import Engine, Generation
+import httpx
+import pytest
+from starlette.types import ASGIApp
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+from resources.inference import logprobs
+from resources.inference.answers import Call, Echo, events, parts
+from resources.inference.engine.batch import SLICE
+from resources.inference.engine.engine_thread import Engine, Generation, Scoring
 from resources.inference.engine.sampler import Sampling
-from resources.inference.server import Server
-from tests.support.models.tiny_model import build_tiny_model
+from resources.inference.server import Server, create_app
+from tests.support.models.tiny_model import CONTEXT, build_tiny_model
+from tests.support.servers.inference_server import HEADERS, TOKEN
 
 
 class Watched(Engine):
-    """Remembers what it was asked for."""
+    """Remembers what it was asked for, and takes its time for each step."""
 
-    asked: tuple[Generation, ...] = ()
+    step_s = 0.0
+
+    def __init__(self, model_dir: Path) -> None:
+        self.asked: list[Generation] = []
+        self.scored: list[Scoring] = []
+        super().__init__(model_dir)
 
     def submit(self, *given: Any, **options: Any) -> Generation:
-        generation = super().submit(*given, **options)
-        self.asked += (generation,)
-        return generation
+        self.asked.append(super().submit(*given, **options))
+        return self.asked[-1]
+
+    def score(self, *given: Any, **options: Any) -> Scoring:
+        self.scored.append(super().score(*given, **options))
+        return self.scored[-1]
+
+    def _advance(self, joining: list[Generation]) -> None:
+        time.sleep(self.step_s)
+        super()._advance(joining)
 
 
-def test_who_hangs_up_frees_their_place_in_the_batch(tmp_path: Path) -> None:
-    engine = Watched(build_tiny_model(tmp_path))
-    server = Server(engine, served_name="tiny", base_shapes={}, max_resident=1, max_rank=8)
-    call = Call(
-        model="tiny", adapter=None, prompts=([1],), max_tokens=10**6, sampling=Sampling(), stops=[], constraint=None, chat=True
-    )  # fmt: skip
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(build_tiny_model(tmp_path))
+    try:
+        yield made
+    finally:
+        made.close()
 
+
+def call(**given: Any) -> Call:
+    fields: dict[str, Any] = {"prompts": ([1],), "max_tokens": (10**6,), "sampling": Sampling(), "chat": True, **given}
+    return Call(model="tiny", adapter=None, stops=[], constraint=None, **fields)
+
+
+def server_of(engine: Engine) -> Server:
+    return Server(engine, served_name="tiny", base_shapes={}, max_resident=1, max_rank=8)
+
+
+def test_client_that_hangs_up_on_a_stream_frees_its_place_in_the_batch(engine: Watched) -> None:
     async def read_one_piece() -> None:
-        answer = events(engine, server.store, call)
+        answer = events(engine, server_of(engine).store, call())
         assert isinstance(answer, AsyncGenerator)
         await anext(answer)
         await anext(answer)
         await answer.aclose()
 
+    asyncio.run(read_one_piece())
+    assert [one.cancelled.is_set() for one in engine.asked] == [True]
+
+
+def test_client_that_hangs_up_on_a_whole_answer_frees_its_places(engine: Watched, serve: Callable[[ASGIApp], str]) -> None:
+    engine.step_s = 0.05
+    url = serve(create_app(server_of(engine), token=TOKEN))
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 400, "n": 3, "logit_bias": {"64": 100}}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/chat/completions", json=body, headers=HEADERS, timeout=2)
+    deadline = time.monotonic() + 15
+    while not (len(engine.asked) == 3 and all(one.cancelled.is_set() for one in engine.asked)):
+        assert time.monotonic() < deadline, "the generations run on"
+        time.sleep(0.05)
+    assert all(len(one.row.generated) < 400 for one in engine.asked)
+
+
+def test_a_step_of_other_requests_waits_for_one_slice_of_a_scored_prompt(engine: Watched) -> None:
+    order, ended = list[str](), threading.Event()
+    ids = list(range(200)) * 3
+    scored = [engine.score(ids[: CONTEXT - 1], adapter=None, top=20, emit=lambda _: order.append("slice")) for _ in range(30)]
+
+    def emit(piece: Any) -> None:
+        order.append("piece")
+        if piece.finish_reason:
+            ended.set()
+
+    engine.submit([1], adapter=None, max_tokens=12, sampling=Sampling(temperature=0, logit_bias={64: 100}), stops=[], emit=emit)
+    assert ended.wait(60)
+    begun = order[order.index("piece") :]
+    assert begun.count("piece") == 12
+    assert max(len(list(group)) for kind, group in itertools.groupby(begun[: 12 * 2]) if kind == "slice") == 1
+    for one in scored:
+        one.cancel()
+    seen, answered = order.count("slice"), threading.Event()
+    engine.score([1, 2], adapter=None, top=0, emit=lambda _: answered.set())
+    assert answered.wait(60)
+    assert order.count("slice") <= seen + 1 < 30 * 2, "cancelled prompts are not scored"
+
+
+def test_scores_of_slices_are_those_of_the_whole_prompt(engine: Watched) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids = [(n * 7) % 256 for n in range(SLICE + 1)]
+    for prompt in (ids, [*ids, 5], ids[:2]):
+        found, done = list[Any](), threading.Event()
+
+        def emit(scores: Any, found: list[Any] = found, done: threading.Event = done, prompt: list[int] = prompt) -> None:
+            found.extend(scores)
+            if len(found) == len(prompt) - 1:
+                done.set()
+
+        engine.score(prompt, adapter=None, top=1, emit=emit)
+        assert done.wait(60)
+        model: Any = AutoModelForCausalLM.from_pretrained(engine.tokenizer.name_or_path, dtype=torch.float32)
+        with torch.inference_mode():
+            wanted = torch.log_softmax(model(torch.tensor([prompt])).logits[0], dim=-1)
+        assert [one.token for one in found] == prompt[1:]
+        for at, one in enumerate(found):
+            assert one.logprob == pytest.approx(float(wanted[at, prompt[at + 1]]), abs=1e-4)
+            assert one.top[0][1] == pytest.approx(float(wanted[at].max()), abs=1e-4)
+
+
+def test_each_prompt_is_scored_once_for_all_of_its_answers_and_sent_as_it_comes(engine: Watched) -> None:
+    ids = list(range(100))
+    asked = call(
+        prompts=(ids, ids[:50]), n=4, max_tokens=(0, 0), chat=False, sampling=Sampling(top_logprobs=2),
+        echo=tuple(Echo(text=engine.decode(p), offsets=engine.text_offsets(p)) for p in (ids, ids[:50])),
+    )  # fmt: skip
+
+    async def run() -> list[Any]:
+        found, scored_at_first = [], None
+        async for part in parts(engine, asked):
+            scored_at_first = len(engine.scored) if scored_at_first is None else scored_at_first
+            found.append(part)
+        assert scored_at_first == 0
+        return found
+
+    found = asyncio.run(run())
+    assert len(engine.scored) == 2
+    of_choice = [logprobs.joined([p.logprobs for p in found if p.choice == n and p.logprobs]) for n in range(8)]
+    assert [len(one["tokens"]) for one in of_choice] == [100] * 4 + [50] * 4
+    assert of_choice[0] == of_choice[3] != of_choice[4]
+
+
+def test_client_that_hangs_up_ends_the_scoring_of_its_prompts(engine: Watched, serve: Callable[[ASGIApp], str]) -> None:
+    engine.step_s = 0.2
+    url = serve(create_app(server_of(engine), token=TOKEN))
+    body = {"model": "tiny", "prompt": [[1] * 500] * 60, "max_tokens": 0, "echo": True, "logprobs": 1}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/completions", json=body, headers=HEADERS, timeout=3)
+    deadline = time.monotonic() + 10
+    while not (engine.scored and engine.scored[-1].cancelled.is_set()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1)
+    assert engine.scored[-1].cancelled.is_set()
+    assert len(engine.scored) < 60
+
+
+def test_a_request_with_too_many_tokens_to_score_is_refused(engine: Watched, serve: Callable[[ASGIApp], str]) -> None:
+    url = serve(create_app(server_of(engine), token=TOKEN))
+    body = {"model": "tiny", "prompt": [[1] * 500] * 33, "n": 2, "max_tokens": 1, "echo": True, "logprobs": 1}
+    error = httpx.post(f"{url}/v1/completions", json=body, headers=HEADERS, timeout=30).json()["error"]
+    assert (error["param"], "33000 tokens" in error["message"], "32768" in error["message"]) == ("prompt", True, True)
+    assert engine.scored == []
+
+
+def test_each_prompt_of_a_list_has_the_space_that_it_leaves(engine: Watched, serve: Callable[[ASGIApp], str]) -> None:
+    url = serve(create_app(server_of(engine), token=TOKEN))
+    body = {"model": "tiny", "prompt": [[1] * (CONTEXT - 7), [1]], "logit_bias": {"64": 100}}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=HEADERS, timeout=60).json()
+    assert [len(choice["text"]) for choice in answer["choices"]] == [7, 16]
+
+
+def _sentencepiece(directory: Path) -> None:
+    """Give the tiny model a tokenizer like Llama 2's: words begin with their space, bytes are a fallback, a text begins with ``<s>``."""
+    vocab = {token: n for n, token in enumerate(("<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a", "\u2581b"))}
+    vocab |= {f"<0x{byte:02X}>": len(vocab) + byte - 0x80 for byte in range(0x80, 0x100)}
+    made = Tokenizer(
+        models.BPE(vocab=vocab, merges=[("\u2581", "a"), ("\u2581", "b")], byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    )
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    strip = decoders.Strip(" ", 1, 0)
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("<unk>", "<s>", "</s>")])
+    made.save(str(directory / "tokenizer.json"))
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    config |= {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+
+
+def test_tokens_that_begin_with_a_space_or_hold_a_byte_have_their_own_names(tmp_path: Path, serve: Callable[[ASGIApp], str]) -> None:
+    base = build_tiny_model(tmp_path)
+    _sentencepiece(base)
+    engine = Engine(base)
     try:
-        asyncio.run(read_one_piece())
-        assert [one.cancelled.is_set() for one in engine.asked] == [True]
+        url = serve(create_app(server_of(engine), token=TOKEN))
+        body = {"model": "tiny", "prompt": "a b\u00e9ba", "max_tokens": 2, "echo": True, "logprobs": 20, "logit_bias": {"7": 100}}
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers=HEADERS, timeout=60).json()["choices"][0]
+        found = answer["logprobs"]
+        assert found["tokens"][:7] == ["<s>", " a", " b", "bytes:\\xc3", "bytes:\\xa9", "b", "a"]
+        assert found["text_offset"][:8] == [0, 0, 1, 3, 4, 4, 5, 6]
+        assert [len(of_one) >= 20 for of_one in found["top_logprobs"][1:]] == [True] * 8, "no two tokens share a key"
+        chat: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "logprobs": True}
+        chat |= {"logit_bias": {str(8 + 0x43): 100}}
+        content = httpx.post(f"{url}/v1/chat/completions", json=chat, headers=HEADERS, timeout=60).json()["choices"][0]["logprobs"][
+            "content"
+        ]
+        assert (content[0]["token"], content[0]["bytes"]) == ("bytes:\\xc3", [0xC3])
     finally:
         engine.close()

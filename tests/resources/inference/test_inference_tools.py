@@ -91,6 +91,31 @@ def test_demanded_call_has_arguments_of_its_schema(clients: dict[str, openai.Ope
         assert not named or answer.message.tool_calls[0].function.name == choice
 
 
+def test_stop_strings_of_a_calls_markup_leave_a_demanded_call_whole(clients: dict[str, openai.OpenAI]) -> None:
+    for family in ("qwen2_5", "llama3"):
+        for stream in (False, True):
+            answer = create(clients[family], tool_choice="required", stop=["<", "{", '"', "\n"], parallel_tool_calls=False, stream=stream)
+            if stream:
+                assert [chunk.choices[0].finish_reason for chunk in answer][-1] == "tool_calls"
+            else:
+                check_calls(answer.choices[0].message)
+
+
+def test_stop_string_ends_the_content_of_an_answer_with_tools(clients: dict[str, openai.OpenAI]) -> None:
+    asked: dict[str, Any] = {"max_tokens": 40, "temperature": 0}
+    text = create(clients["qwen2_5"], **asked).choices[0].message.content
+    stop = text[10:12]
+    for stream in (False, True):
+        answer = create(clients["qwen2_5"], stop=[stop], stream=stream, **asked)
+        if stream:
+            parts = [chunk.choices[0] for chunk in answer]
+            assert ("".join(p.delta.content or "" for p in parts), parts[-1].finish_reason) == (text[: text.index(stop)], "stop")
+        else:
+            choice = answer.choices[0]
+            assert (choice.message.content, choice.finish_reason) == (text[: text.index(stop)], "stop")
+            assert answer.usage.completion_tokens < 40
+
+
 def test_model_chooses_and_calls_are_constrained_from_their_mark_on(clients: dict[str, openai.OpenAI]) -> None:
     reasons, parallel = set[str](), 0
     for seed in range(30):
@@ -223,6 +248,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "parallel calls without tools": ({"tools": [], "parallel_tool_calls": True}, "invalid_tools", "parallel_tool_calls"),
     "functions of the older form": ({"tools": None, "functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),
     "a function call of the older form": ({"tools": None, "function_call": {"name": "f"}}, "unsupported_parameter", "function_call"),
+    "no function call of the older form": ({"function_call": "none"}, "unsupported_parameter", "function_call"),
 }
 
 
@@ -260,4 +286,6 @@ def test_template_that_does_not_render_tools_is_refused(tmp_path: Path) -> None:
             with pytest.raises(openai.BadRequestError) as refused:
                 create(client, tool_choice=choice)
             assert (refused.value.code, refused.value.param) == ("tools_not_rendered", "tools")
-        assert create(client, tool_choice="none", max_tokens=8).choices[0].message.content is not None
+        repeated = {"chat_template_kwargs": {"tools": TOOLS}}  # as the gateway sends them
+        for more in ({}, repeated):
+            assert create(client, tool_choice="none", max_tokens=8, extra_body=more).choices[0].message.content is not None

@@ -13,6 +13,7 @@ from openai.types import completion_create_params as of_completion
 from openai.types.chat import completion_create_params as of_chat
 
 from resources.inference import request_fields
+from resources.inference.logprobs import text_of
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.inference_server import HEADERS, TOKEN, free_port, inference_server
@@ -166,7 +167,8 @@ def test_chat_has_log_probabilities_of_each_token_streamed_or_not(client: openai
     assert len(streamed) == 5
     for token in streamed:
         assert (len(token.top_logprobs), token.logprob) == (3, max(one.logprob for one in token.top_logprobs))
-        assert token.bytes is None or bytes(token.bytes).decode() == token.token
+        assert token.bytes is not None
+        assert token.token == text_of(bytes(token.bytes))
 
 
 def test_an_answer_that_ends_at_once_has_the_log_probability_of_its_end(client: openai.OpenAI, tokenizer: Any) -> None:

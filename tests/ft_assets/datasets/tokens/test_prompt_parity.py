@@ -96,7 +96,7 @@ def served(tokenizer: ChatTokenizer, request: dict[str, object]) -> list[int] | 
     """Ids of a request's prompt, through the gateway and the embedded server."""
     forwarded = normalize_request(json.loads(json.dumps({"model": "m", **request})))
     body = ChatRequest.model_validate(json.loads(json.dumps(forwarded)))
-    read = read_request({**(body.model_extra or {}), "messages": body.messages, "tools": body.tools, "functions": body.functions})
+    read = read_request({**(body.model_extra or {}), "messages": body.messages, "tools": body.tools})
     try:
         return tokenizer.encode_prompt(read)
     except InvalidRequest as error:
