@@ -7,7 +7,7 @@ with one of ``response.completed``, ``response.incomplete`` and ``response.faile
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from control_plane.serving.responses.response_objects import (
     reasoning_item,
     reasoning_of,
     text_part,
+    usage_of,
 )
 from ft_assets.typed_json import JsonObject
 
@@ -29,6 +30,10 @@ BROKE_OFF: JsonObject = {
     "message": "the inference server's stream ended before its answer did; send the request again", "code": "inference_unavailable",
     "param": None,
 }  # fmt: skip
+UNREADABLE: JsonObject = {
+    **BROKE_OFF, "message": "the inference server sent an event that is not a chunk of a chat completion; send the request again",
+}  # fmt: skip
+Words = Callable[[str, str | None], tuple[str, str | None]]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,10 +62,11 @@ class _Item:
 
 
 class ResponseStream:
-    """Translates one stream; `repeated` are the fields of the response that repeat the request."""
+    """Translates one stream; `repeated` are the fields of the response that repeat the request, and `words` returns message and param of an
+    error in the words of the request."""
 
-    def __init__(self, repeated: JsonObject, *, model: str) -> None:
-        self._envelope = Envelope(model=model, repeated=repeated)
+    def __init__(self, repeated: JsonObject, *, model: str, words: Words = lambda message, param: (message, param)) -> None:
+        self._envelope, self._words = Envelope(model=model, repeated=repeated), words
         self._number = 0
         self._output: list[JsonObject] = []
         self._item: _Item | None = None
@@ -84,13 +90,17 @@ class ResponseStream:
         if data == DONE:
             return
         try:
-            chunk = json.loads(data)
-        except ValueError:
-            chunk = {"error": {**BROKE_OFF, "message": "the inference server sent an event that is not JSON; send the request again"}}
-        if "error" in chunk:
-            yield from self._fail(chunk["error"])
+            yield from list(self._take_chunk(json.loads(data)))
+        except (ValueError, TypeError, AttributeError, KeyError):
+            yield from self._fail(UNREADABLE)
+
+    def _take_chunk(self, chunk: JsonObject) -> Iterator[bytes]:
+        if error := chunk.get("error"):
+            yield from self._fail(error if isinstance(error, dict) else {**BROKE_OFF, "message": str(error)})
             return
-        self._usage = chunk.get("usage") or self._usage
+        if usage := chunk.get("usage"):
+            usage_of(usage)
+            self._usage = usage
         for choice in chunk.get("choices") or ():
             yield from self._take_delta(choice.get("delta") or {})
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -145,7 +155,7 @@ class ResponseStream:
     def _end(self) -> Iterator[bytes]:
         reason = INCOMPLETE.get(self._finish_reason)
         status = "incomplete" if reason else "completed"
-        if self._item is None and not any(one["type"] in ("message", "function_call") for one in self._output):
+        if self._item is None:
             yield from self._open("message")
         yield from self._close(status)
         self._ended = True
@@ -153,8 +163,9 @@ class ResponseStream:
 
     def _fail(self, error: JsonObject) -> Iterator[bytes]:
         self._ended = True
-        message = str(error.get("message"))
-        yield self._event("error", code=str(error.get("code")), message=message, param=error.get("param"))
+        param = error.get("param")
+        message, param = self._words(str(error.get("message")), param if isinstance(param, str) else None)
+        yield self._event("error", code=str(error.get("code")), message=message, param=param)
         yield from self._close("incomplete")
         yield self._state("failed", "failed", usage=self._usage, error={"code": "server_error", "message": message})
 
@@ -184,4 +195,4 @@ async def _data_of(chunks: AsyncIterable[Any]) -> AsyncIterator[str]:
         *whole, held = held.split(b"\n\n")
         for event in whole:
             if event.strip().startswith(b"data:"):
-                yield event.strip().removeprefix(b"data:").strip().decode()
+                yield event.strip().removeprefix(b"data:").strip().decode(errors="replace")

@@ -50,6 +50,9 @@ class Messages:
             raise wrong_type("input", given, "a text, or a list of at least one item")
         for index, item in enumerate(given):
             self._add_item(item, f"input[{index}]")
+        for message in self.messages:
+            if message["content"] is None and "tool_calls" not in message:
+                message["content"] = ""  # a turn that was cut in its reasoning
 
     def _add_item(self, item: Any, path: str) -> None:
         if not isinstance(item, dict):
@@ -76,7 +79,7 @@ class Messages:
         if role not in ROLES:
             raise InvalidRequest(f"{path}.role {shown(role)} is not one of {', '.join(ROLES)}", code="invalid_role", param=f"{path}.role")
         content = _content(item.get("content"), f"{path}.content")
-        if role == "assistant" and self._in_turn and self.messages[-1]["content"] is None and "tool_calls" not in self.messages[-1]:
+        if role == "assistant" and self._in_turn and self.messages[-1]["content"] is None:  # also after calls, whose results follow
             self.messages[-1]["content"] = content
             self.places[f"{self._last}.content"] = f"{path}.content"
         else:
@@ -93,7 +96,10 @@ class Messages:
         if not isinstance(parts, list):
             raise wrong_type(f"{path}.{name}", parts, "a list of parts")
         text = "".join([_text(part, f"{path}.{name}[{i}]") for i, part in enumerate(parts)])
-        if text:
+        last = self.messages[-1] if self._in_turn else {}
+        if text and "reasoning_content" in last and last["content"] is None and "tool_calls" not in last:
+            last["reasoning_content"] += f"\n{text}"
+        elif text:
             self._append({"role": "assistant", "content": None, "reasoning_content": text}, path)
             self._in_turn = True
 

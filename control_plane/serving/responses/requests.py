@@ -37,6 +37,15 @@ ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "top_logprobs": ((0,), "leave it out; chat completions return logprobs where the server has them"),
 }
 """Fields of OpenAI's with the values that change nothing here, and what to do instead of the others."""
+AS_GENERATED = "leave it out; the reasoning of an answer is returned as it was generated"
+REASONING: Mapping[str, str] = {
+    "effort": 'send "chat_template_kwargs": {"reasoning_effort": ...} if the model\'s chat template reads it',
+    "summary": AS_GENERATED,
+    "generate_summary": AS_GENERATED,
+    "context": "leave it out, and send the reasoning items that the model is to see",
+    "mode": "leave it out; there is one",
+}
+"""Fields of `reasoning` and what to do instead."""
 INCLUDABLE = ("reasoning.encrypted_content",)
 """Reasoning is returned as plain text, so nothing is left to include."""
 FUNCTION = frozenset(("type", "name", "description", "parameters", "strict"))
@@ -57,9 +66,12 @@ class ResponseRequest:
     places: Mapping[str, str]
     """Items of `input` by their path in `chat`."""
 
+    def in_callers_words(self, message: str, param: str | None) -> tuple[str, str | None]:
+        """Return message and param of a fault in the chat completion in the words of this request."""
+        return to_callers_words(message, param, self.places)
+
     def refusal(self, error: InvalidRequest) -> InvalidRequest:
-        """Return a refusal of the chat completion in the words of this request."""
-        message, param = to_callers_words(error.message, error.param, self.places)
+        message, param = self.in_callers_words(error.message, error.param)
         return InvalidRequest(message, code=error.code, param=param)
 
 
@@ -68,7 +80,7 @@ def read_request(body: JsonObject) -> ResponseRequest:
     given = {name: value for name, value in body.items() if value is not None}
     _check_fields(given)
     messages = Messages()
-    if "instructions" in given:
+    if given.get("instructions"):
         messages.add_instructions(given["instructions"])
     messages.add_input(given.get("input"))
     streams = _bool(given, "stream", default=False)
@@ -114,11 +126,16 @@ def _check_fields(given: JsonObject) -> None:
 
 
 def _check_options(given: JsonObject) -> None:
-    for name, known in (("stream_options", {"include_obfuscation"}), ("reasoning", set()), ("text", {"format", "verbosity"})):
+    for name, known in (("stream_options", {"include_obfuscation"}), ("reasoning", REASONING.keys()), ("text", {"format", "verbosity"})):
         value = given.get(name, {})
         if not isinstance(value, dict):
             raise wrong_type(name, value, "an object")
         refuse_others(value, frozenset(known), name)
+    for name, advice in REASONING.items():
+        if (value := given.get("reasoning", {}).get(name)) is not None:
+            raise unsupported(f"reasoning.{name}", value, advice)
+    if type(given.get("max_tool_calls", 1)) is not int:
+        raise wrong_type("max_tool_calls", given["max_tool_calls"], "a number; it is about built-in tools, of which there are none")
     if given.get("stream_options", {}).get("include_obfuscation"):
         raise unsupported("stream_options.include_obfuscation", True, "leave it out; events carry no padding")
     if given.get("text", {}).get("verbosity") not in (None, "medium"):
@@ -161,7 +178,13 @@ def _tool_choice(given: Any) -> Any:
     if isinstance(given, dict) and given.get("type") == "function" and isinstance(given.get("name"), str):
         refuse_others(given, frozenset(("type", "name")), "tool_choice")
         return {"type": "function", "function": {"name": given["name"]}}
-    raise unsupported("tool_choice", given, f'write {", ".join(TOOL_CHOICES)} or {{"type": "function", "name": ...}}')
+    if isinstance(given, dict) and given.get("type") == "allowed_tools" and isinstance(tools := given.get("tools"), list):
+        refuse_others(given, frozenset(("type", "mode", "tools")), "tool_choice")
+        names = [tool.get("name") if isinstance(tool, dict) and tool.get("type") == "function" else None for tool in tools]
+        allowed = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": given.get("mode"), "tools": allowed}}
+    write = f'{", ".join(TOOL_CHOICES)}, {{"type": "function", "name": ...}} or {{"type": "allowed_tools", "mode": ..., "tools": [...]}}'
+    raise unsupported("tool_choice", given, f"write {write}")
 
 
 def _response_format(text: JsonObject) -> JsonObject | None:

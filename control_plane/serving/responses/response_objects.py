@@ -48,7 +48,7 @@ def whole_response(completion: JsonObject, repeated: JsonObject) -> JsonObject:
     if thought := reasoning_of(message):
         output.append(reasoning_item(new_id("rs"), thought))
     calls = message.get("tool_calls") or []
-    if message.get("content") or not calls:
+    if message.get("content") or (not output and not calls):
         output.append(message_item(new_id("msg"), message.get("content") or ""))
     output += [call_item(new_id("fc"), call) for call in calls]
     if reason:

@@ -8,9 +8,9 @@ from fastapi import Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from control_plane.serving.responses.events import ResponseStream
-from control_plane.serving.responses.refusals import to_callers_words
 from control_plane.serving.responses.requests import ResponseRequest
 from control_plane.serving.responses.response_objects import whole_response
+from ft_assets.errors import Unavailable
 
 KEPT_HEADERS = ("x-ft-model", "x-ft-adapter")
 
@@ -18,13 +18,18 @@ KEPT_HEADERS = ("x-ft-model", "x-ft-adapter")
 def translate(answer: Response, asked: ResponseRequest) -> Response:
     """Return the gateway's `answer` in the format of responses; a stream stays open to the same server."""
     if isinstance(answer, StreamingResponse):
-        stream = ResponseStream(asked.repeated, model=answer.headers["x-ft-model"])
+        stream = ResponseStream(asked.repeated, model=answer.headers["x-ft-model"], words=asked.in_callers_words)
         answer.body_iterator = stream.events(answer.body_iterator)
         return answer
-    body = json.loads(bytes(answer.body))
     headers = {name: answer.headers[name] for name in KEPT_HEADERS if name in answer.headers}
     if answer.status_code >= 400:
-        error = body["error"]
-        message, param = to_callers_words(error["message"], error["param"], asked.places)
+        error = json.loads(bytes(answer.body))["error"]
+        message, param = asked.in_callers_words(error["message"], error["param"])
         return JSONResponse({"error": {**error, "message": message, "param": param}}, status_code=answer.status_code, headers=headers)
-    return JSONResponse(whole_response(body, asked.repeated), headers=headers)
+    try:
+        made = whole_response(json.loads(bytes(answer.body)), asked.repeated)
+    except (ValueError, TypeError, AttributeError, LookupError) as e:
+        raise Unavailable(
+            "the inference server's answer is not a chat completion; send the request again", code="inference_unavailable"
+        ) from e
+    return JSONResponse(made, headers=headers)

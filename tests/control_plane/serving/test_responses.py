@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 from fastapi import FastAPI
+from fastapi import Response as PlainResponse
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -20,7 +21,11 @@ from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
 from control_plane.serving.responses import requests
 from control_plane.serving.responses.events import ResponseStream
+from control_plane.serving.responses.response_objects import whole_response
+from control_plane.serving.responses.translation import translate
 from control_plane.tenants import service as tenants
+from ft_assets.datasets.conversation import normalize_request
+from ft_assets.errors import Unavailable
 from tests.support.models.tool_templates import READABLE, build_tool_model
 from tests.support.servers.inference_server import TOKEN, free_port, inference_server
 
@@ -138,6 +143,12 @@ def test_the_clients_own_stream_helper_assembles_calls(client: openai.OpenAI) ->
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"temprature": 1}, "temprature"),
         ({"input": None}, "input"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"mood": "good"}}, "reasoning.mood"),
+        ({"max_tool_calls": "3"}, "max_tool_calls"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.allowed_tools"),
+        ({"stop": ["x"] * 17}, "stop"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(client: openai.OpenAI, body: dict[str, Any], param: str) -> None:
@@ -180,3 +191,107 @@ def test_a_stream_that_breaks_off_fails_with_what_was_written(cut: int) -> None:
     ]  # fmt: skip
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Rain"
     assert next(e for e in events if e["type"] == "error")["code"] == "inference_unavailable"
+
+
+def translated(asked: requests.ResponseRequest, *chunks: Any) -> list[dict[str, Any]]:
+    """Events of a stream whose chunks are these."""
+
+    async def wire() -> Any:
+        for chunk in chunks:
+            yield f"data: {chunk if isinstance(chunk, str) else json.dumps(chunk)}\n\n".encode("utf-8", "surrogateescape")
+
+    async def found() -> list[dict[str, Any]]:
+        stream = ResponseStream(asked.repeated, model=MODEL, words=asked.in_callers_words)
+        return [json.loads(e.split(b"data: ", 1)[1]) async for e in stream.events(wire())]
+
+    return asyncio.run(found())
+
+
+def delta(**fields: Any) -> dict[str, Any]:
+    reason = fields.pop("finish_reason", None)
+    return {"choices": [{"delta": fields, "finish_reason": reason}]}
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("content", ["", "Yes"])
+def test_whole_answer_and_stream_have_the_same_items_after_reasoning(reason: str, content: str) -> None:
+    asked = requests.read_request({"model": MODEL, "input": "x"})
+    usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    message = {"role": "assistant", "content": content or None, "reasoning_content": "Hm."}
+    whole = whole_response({"model": MODEL, "choices": [{"message": message, "finish_reason": reason}], "usage": usage}, asked.repeated)
+    parts = [delta(role="assistant", content=""), delta(reasoning_content="Hm."), *([delta(content=content)] if content else [])]
+    streamed = translated(asked, *parts, {**delta(finish_reason=reason), "usage": usage}, "[DONE]")[-1]["response"]
+    assert [(item["type"], item["status"]) for item in streamed["output"]] == [(item["type"], item["status"]) for item in whole["output"]]
+    assert [item["type"] for item in whole["output"]] == ["reasoning", *(["message"] if content else [])]
+    assert (streamed["status"], streamed["incomplete_details"]) == (whole["status"], whole["incomplete_details"])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"error": "boom"}, {"error": ["boom"]}, ["a"], "7", "null", "{", "\udcff", {"choices": ["a"]}, {"choices": [{"delta": "a"}]},
+        {"choices": [{"delta": {"content": 5}}]}, {"choices": [{"delta": {"tool_calls": [{"function": "f"}]}}]},
+        {"choices": [], "usage": {"a": 1}},
+    ],
+)  # fmt: skip
+def test_odd_chunk_of_a_server_fails_the_response(odd: Any) -> None:
+    asked = requests.read_request({"model": MODEL, "input": "x"})
+    events = translated(asked, delta(content="Rain"), odd, delta(content="x", finish_reason="stop"))
+    assert [events[-1]["type"], events[-1]["response"]["status"]] == ["response.failed", "failed"]
+    assert next(e for e in events if e["type"] == "error")["code"] == "inference_unavailable"
+    assert sum(e["type"] == "error" for e in events) == 1
+
+
+def test_error_in_a_stream_names_the_callers_field() -> None:
+    asked = requests.read_request({"model": MODEL, "input": [{"role": "user", "content": "x"}]})
+    for theirs, own in (("response_format", "text.format"), ("messages[0].content", "input[0].content")):
+        failed = {"error": {"message": f"{theirs}: too much work", "code": "invalid_response_format", "param": theirs}}
+        error, last = translated(asked, failed)[2:]
+        assert (error["param"], error["message"]) == (own, f"{own}: too much work")
+        assert last["response"]["error"]["message"] == f"{own}: too much work"
+
+
+REASON = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+CALLED = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "yes"}
+SAID = {"role": "assistant", "content": "Let me look."}
+ASKED = {"role": "user", "content": "x"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"role": "tool", "tool_call_id": "c1", "content": "yes"}
+TURNS: dict[str, tuple[list[Any], list[Any]]] = {
+    "two items of reasoning": (
+        [ASKED, REASON, REASON, SAID],
+        [ASKED, {"role": "assistant", "content": "Let me look.", "reasoning_content": "Hm.\nHm."}],
+    ),
+    "a turn cut in its reasoning": (
+        [ASKED, REASON, ASKED], [ASKED, {"role": "assistant", "content": "", "reasoning_content": "Hm."}, ASKED],
+    ),
+    "a message between a call and its result": (
+        [ASKED, CALLED, SAID, RESULT], [ASKED, {"role": "assistant", "content": "Let me look.", "tool_calls": [CALL]}, TOOL],
+    ),
+    "a message before its call": (
+        [ASKED, REASON, SAID, CALLED, RESULT],
+        [ASKED, {"role": "assistant", "content": "Let me look.", "reasoning_content": "Hm.", "tool_calls": [CALL]}, TOOL],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_items_of_one_turn_are_one_message(name: str) -> None:
+    items, messages = TURNS[name]
+    chat = requests.read_request({"model": MODEL, "input": items, "instructions": ""}).chat
+    assert chat["messages"] == messages
+    assert len(normalize_request(chat)["messages"]) == len(messages)
+
+
+def test_allowed_tools_restrict_the_calls_of_a_response(client: openai.OpenAI) -> None:
+    other = {**TOOLS[0], "name": "Other"}
+    choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "Other"}]}
+    answer = client.responses.create(model=MODEL, input="x", tools=[*TOOLS, other], tool_choice=choice, parallel_tool_calls=False)
+    assert [item.name for item in answer.output if item.type == "function_call"] == ["Other"]
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b'{"model": "m", "choices": []}', b'{"model": "m", "choices": [{"message": null}]}'])
+def test_whole_answer_that_is_no_chat_completion_is_the_servers_fault(body: bytes) -> None:
+    with pytest.raises(Unavailable, match="not a chat completion"):
+        translate(PlainResponse(body), requests.read_request({"model": MODEL, "input": "x"}))
