@@ -50,7 +50,7 @@ class Exit:
     """How the training process ended."""
 
     exit_code: int | None
-    """Of torchrun; None if it was never started."""
+    """Of the training process or its torchrun; None if it was never started."""
     evidence: Mapping[str, Any] | None
     """``ft_assets.training.failures.ExitEvidence`` as JSON; None if no rank explains the end. Of an evaluation: see
     :mod:`agent.evaluation`."""

@@ -1,4 +1,4 @@
-"""The training process under torchrun, as a child of the agent that the kernel kills with it."""
+"""The training process, under torchrun where it has several ranks, as a child of the agent that the kernel kills with it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from agent.prewarmed_trainer import PrewarmedTrainer
 from ft_assets.parent_death import die_with
 
 KILL_TIMEOUT_S = 15.0
+TORCHRUN = "ft_assets.training.runtime.parallel.torchrun"
+ONE_NODE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Environment of ranks that are all on this node."""
 
 
 class ProcessGroup:
-    """One torchrun with its ranks. It must be started from the main thread: the kernel kills it when the thread that started it ends."""
+    """One training with its ranks. It must be started from the main thread: the kernel kills it when the thread that started it ends."""
 
     def __init__(
         self, command: Sequence[str], *, cwd: Path, log: Path, env: Mapping[str, str], prewarmed: PrewarmedTrainer | None = None
@@ -52,7 +55,7 @@ class ProcessGroup:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of torchrun, negative for a signal; None while it runs."""
+        """Exit code of the rank or of torchrun, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def stop(self, grace_s: float) -> None:
@@ -68,24 +71,24 @@ class ProcessGroup:
             self.kill()
 
     def kill(self) -> None:
-        """Kill torchrun; the kernel kills the ranks with it."""
+        """Kill the process; the kernel kills what torchrun started with it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait(KILL_TIMEOUT_S)
 
 
-def torchrun(module: str, run_file: Path, *, num_processes: int, meeting: Sequence[str]) -> list[str]:
-    """Return the command that runs `module` in `num_processes` ranks on this node, which meets the others as in `meeting`."""
-    launch = ["torch.distributed.run", *meeting, f"--nproc-per-node={num_processes}", "--max-restarts=0", "-m"]
-    return [sys.executable, "-m", *launch, module, str(run_file)]
+def training_command(module: str, run_file: Path, *, num_processes: int, node: int, num_nodes: int, leader: str) -> list[str]:
+    """Return the command that runs `module` in `num_processes` ranks on this node of a gang whose node 0 has the address `leader`.
 
-
-def meeting(leader: str, *, node: int, num_nodes: int) -> list[str]:
-    """Return torchrun's options for one node of a gang whose node 0 has the address `leader`; alone, a node needs no address."""
-    if num_nodes == 1:
-        return ["--standalone"]
-    host, _, port = leader.rpartition(":")
-    return [f"--nnodes={num_nodes}", f"--node-rank={node}", f"--master-addr={host}", f"--master-port={port}"]
+    One rank alone listens to nobody. Ranks of one node meet on its loopback interface, and use no other for what they exchange.
+    """
+    start = [sys.executable, "-m", module, str(run_file)]
+    if num_nodes == num_processes == 1:
+        return start
+    endpoint = leader if num_nodes > 1 else "127.0.0.1:0"
+    meeting = ["--rdzv-backend=bound", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf=rank={node}", f"--nnodes={num_nodes}"]
+    ranks = [f"--nproc-per-node={num_processes}", f"--node-rank={node}", "--max-restarts=0"]
+    return [sys.executable, "-m", TORCHRUN, *meeting, *ranks, *start[1:]]
 
 
 def free_address(control_plane: str) -> str:

@@ -17,7 +17,7 @@ from agent import node_space
 from agent.inputs import NodeInputs, Stream
 from agent.messages import Exit, Facts, Notice, Reported, Restored
 from agent.prewarmed_trainer import PrewarmedTrainer
-from agent.process_group import ProcessGroup, free_address, meeting, torchrun
+from agent.process_group import ONE_NODE, ProcessGroup, free_address, training_command
 from agent.reporter import Reporter, State
 from agent.restore import restore
 from agent.training_files import KEPT_STEPS, Liveness, Metrics
@@ -113,8 +113,10 @@ class Supervisor(WorkloadSupervisor):
 
     def command(self, run_file: Path) -> list[str]:
         """Return the command that starts the training process."""
-        met = meeting(self._leader, node=self.node, num_nodes=self.workload.num_nodes)
-        return torchrun(self.workload.module, run_file, num_processes=self.workload.processes[self.node], meeting=met)
+        return training_command(
+            self.workload.module, run_file, num_processes=self.workload.processes[self.node], node=self.node,
+            num_nodes=self.workload.num_nodes, leader=self._leader,
+        )  # fmt: skip
 
     def _fits_prewarmed(self) -> bool:
         """Whether a prewarmed process equals a fresh one: it is one rank, and has hidden what quantization needs (``import_stack``)."""
@@ -127,10 +129,9 @@ class Supervisor(WorkloadSupervisor):
         self._reporter.accepted = Reported(step=min(known.step, restored.step), validation=min(known.validation, restored.step))
 
     def _train(self, run_file: Path) -> Exit:
-        group = ProcessGroup(
-            self.command(run_file),
-            cwd=self.job_dir, log=self._log_file, env=environment(), prewarmed=self._prewarmed if self._fits_prewarmed() else None,
-        )  # fmt: skip
+        env = environment() | (ONE_NODE if self.workload.num_nodes == 1 else {})
+        prewarmed = self._prewarmed if self._fits_prewarmed() else None
+        group = ProcessGroup(self.command(run_file), cwd=self.job_dir, log=self._log_file, env=env, prewarmed=prewarmed)
         self._metrics.since = group.started_at
         heartbeat = self.job_dir / "heartbeat.json"
         liveness = self._liveness = Liveness(

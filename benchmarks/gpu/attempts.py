@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent.process_group import training_command
 from ft_assets.training import checkpoints
 from ft_assets.training.spec import RunFile, TrainingSpec
 
@@ -58,8 +58,7 @@ class Job:
         self.started_at = time.time()
         with (self.root / f"log-a{self.number}").open("wb") as log:
             ranks = self.spec.world_size
-            torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
-            command = [sys.executable, "-m", *torchrun, "ft_assets.training.runtime", str(path)]
+            command = training_command("ft_assets.training.runtime", path, num_processes=ranks, node=0, num_nodes=1, leader="")
             self.process = subprocess.Popen(command, env=env, cwd=self.root, stdout=log, stderr=subprocess.STDOUT)
 
     def steps(self) -> list[dict[str, Any]]:

@@ -130,7 +130,15 @@ def verify(directory: Path) -> Manifest:
     damaged files.
     """
     manifest = read(directory)
-    damaged = [found for entry in entries(directory, manifest) if (found := _damage(directory, entry)) is not None]
+    listed = {FILES, MANIFEST}
+    damaged = []
+    for entry in entries(directory, manifest):
+        listed.add(entry.path)
+        if (found := _damage(directory, entry)) is not None:
+            damaged.append(found)
+    for path in sorted(directory.rglob("*")):
+        if path.is_symlink() or (not path.is_dir() and path.relative_to(directory).as_posix() not in listed):
+            damaged.append(f"{path.relative_to(directory)} ({'a link' if path.is_symlink() else 'not listed'})")
     if damaged:
         more = f", and {len(damaged) - MAX_NAMED} more" if len(damaged) > MAX_NAMED else ""
         raise _damaged(directory, f"{', '.join(damaged[:MAX_NAMED])}{more}")
@@ -166,7 +174,10 @@ def entries(directory: Path, manifest: Manifest) -> Iterator[Entry]:
     """Yield the listed files in the order in which they were written, one at a time."""
     with (directory / FILES).open(encoding="utf-8") as lines:
         for line in lines:
-            entry = Entry(**json.loads(line))
+            try:
+                entry = from_json(Entry, json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise _damaged(directory, f"{FILES} ({error})") from error
             parts = PurePosixPath(entry.path)
             if parts.is_absolute() or ".." in parts.parts:
                 raise _damaged(directory, f"{FILES} of {manifest.num_files} files (path {entry.path!r})")

@@ -21,6 +21,7 @@ from ft_assets.errors import IntegrityError
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MALFORMED, UNKNOWN_KEY, BAD_SIGNATURE = "signature_malformed", "signing_key_unknown", "signature_invalid"
 
+FIELDS, SIGNATURE_FIELDS = frozenset({"payloadType", "payload", "signatures"}), frozenset({"keyid", "sig"})
 Envelope = Mapping[str, Any]
 """``{"payloadType", "payload" (base64), "signatures": [{"keyid", "sig" (base64)}]}``."""
 
@@ -67,6 +68,9 @@ def _parsed(envelope: object) -> tuple[bytes, Mapping[str, bytes]]:
     try:
         if not isinstance(envelope, Mapping) or envelope["payloadType"] != PAYLOAD_TYPE:
             raise ValueError(f"payloadType is not {PAYLOAD_TYPE}")
+        for part, known in ((envelope, FIELDS), *((one, SIGNATURE_FIELDS) for one in envelope["signatures"])):
+            if unknown := sorted(set(part) - known):
+                raise ValueError(f"unknown field {str(unknown[0])[:80]!r}, which nothing signs")
         signatures = {str(one["keyid"]): base64.b64decode(one["sig"], validate=True) for one in envelope["signatures"]}
         return base64.b64decode(envelope["payload"], validate=True), signatures
     except (KeyError, TypeError, ValueError, binascii.Error) as e:

@@ -170,12 +170,16 @@ def test_the_command_verifies_what_it_downloaded(
     assert told["members"] == len(zipfile.ZipFile(target).namelist()) - 1 > 20
     with zipfile.ZipFile(target) as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
-    content["database/jobs.jsonl"] += b"{}\n"
-    with zipfile.ZipFile(target, "w") as archive:
-        for name, data in content.items():
-            archive.writestr(name, data)
-    with pytest.raises(IntegrityError, match=r"database/jobs\.jsonl"):
-        _verified(target)
+    jobs_file = content["database/jobs.jsonl"]
+    for change, named in (
+        ({"database/jobs.jsonl": jobs_file + b"{}\n"}, r"database/jobs\.jsonl"),
+        ({"objects/more": b"x"}, "objects/more is only in"),
+    ):
+        with zipfile.ZipFile(target, "w") as archive:
+            for name, data in {**content, **change}.items():
+                archive.writestr(name, data)
+        with pytest.raises(IntegrityError, match=named):
+            _verified(target)
 
 
 def test_the_command_keeps_no_archive_that_differs_from_its_manifest(serve: Callable[[ASGIApp], str], tmp_path: Path) -> None:

@@ -67,6 +67,20 @@ def link(folder: Path) -> None:
     (folder / package.WEIGHTS).symlink_to(folder.parent / "elsewhere")
 
 
+def link_envelope(folder: Path) -> None:
+    (folder / ENVELOPE).rename(folder.parent / "elsewhere")
+    (folder / ENVELOPE).symlink_to(folder.parent / "elsewhere")
+
+
+def rewrite(**fields: object) -> Callable[[Path], object]:
+    return lambda folder: (folder / ENVELOPE).write_text(json.dumps(json.loads((folder / ENVELOPE).read_text()) | fields))
+
+
+def state_twice(folder: Path) -> None:
+    text = (folder / ENVELOPE).read_text()
+    (folder / ENVELOPE).write_text('{"payload": "e30=", ' + text.lstrip()[1:])
+
+
 CHANGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a byte of the weights": (lambda f: (f / package.WEIGHTS).write_bytes(b"weightz"), "file_changed", package.WEIGHTS),
     "a manifest": (lambda f: (f / package.MANIFEST).write_text("{}"), "manifest_changed", package.MANIFEST),
@@ -76,6 +90,14 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a file more": (lambda f: (f / "pytorch_model.bin").write_bytes(b"x"), "file_added", "pytorch_model.bin"),
     "a file less": (lambda f: (f / package.CONFIG).unlink(), "file_missing", package.CONFIG),
     "a link in place of a file": (link, "file_missing", package.WEIGHTS),
+    "a link more": (lambda f: (f / "also").symlink_to(f / package.CONFIG), "file_added", "also"),
+    "a link to the signature more": (lambda f: (f / "also").symlink_to(f / ENVELOPE), "file_added", "also"),
+    "a link in place of the signature": (link_envelope, "signature_missing", "is a link"),
+    "an unknown field": (rewrite(note="reviewed"), "signature_malformed", "'note'"),
+    "an unknown field of a signature": (
+        rewrite(signatures=[{"keyid": "k", "sig": "", "cert": "x"}]), "signature_malformed", "'cert'",
+    ),
+    "a field twice": (state_twice, "signature_malformed", "twice"),
     "no signature": (lambda f: (f / ENVELOPE).unlink(), "signature_missing", ENVELOPE),
     "no JSON": (lambda f: (f / ENVELOPE).write_text("{"), "signature_malformed", ENVELOPE),
     "no envelope": (lambda f: (f / ENVELOPE).write_text("[]"), "signature_malformed", "DSSE"),

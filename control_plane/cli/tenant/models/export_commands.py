@@ -95,9 +95,11 @@ def export_data(
 
 
 def _verified(archive: Path) -> Sequence[Mapping[str, Any]]:
-    """Verify members against the manifest; ``IntegrityError`` if one is missing or differs."""
+    """Verify members against the manifest; ``IntegrityError`` if one is missing, differs, or is not listed."""
     with zipfile.ZipFile(archive) as file:
         members: Sequence[Mapping[str, Any]] = json.loads(file.read("manifest.json"))["members"]
+        if differ := sorted(set(file.namelist()) ^ {"manifest.json", *(member["path"] for member in members)}):
+            raise IntegrityError(f"{differ[0][:160]} is only in {archive.name} or only in its manifest; run the command again")
         for member in members:
             with file.open(member["path"]) as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != member["sha256"]:  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,12 +56,20 @@ def edit_manifest(directory: Path) -> None:
     (directory / MANIFEST).write_text(json.dumps(body | {"schema": "initial_2"}))
 
 
+def replace_by_link(directory: Path) -> None:
+    (directory / "objects/tenants/b/y").rename(directory.with_name("elsewhere"))
+    (directory / "objects/tenants/b/y").symlink_to(directory.with_name("elsewhere"))
+
+
 @pytest.mark.parametrize(
     ("damage", "kind", "named"),
     [
         (lambda d: (d / "objects/tenants/a/x").write_bytes(b"weightz"), IntegrityError, "objects/tenants/a/x (other bytes)"),
         (lambda d: (d / "objects/tenants/b/y").write_bytes(b"weight"), IntegrityError, "objects/tenants/b/y (6 bytes instead of 7)"),
         (lambda d: (d / "objects/tenants/b/y").unlink(), IntegrityError, "objects/tenants/b/y (missing)"),
+        (lambda d: (d / "objects/more").write_bytes(b"x"), IntegrityError, "objects/more (not listed)"),
+        (replace_by_link, IntegrityError, "objects/tenants/b/y (a link)"),
+        (lambda d: (d / "objects/away").symlink_to("/etc"), IntegrityError, "objects/away (a link)"),
         (lambda d: (d / FILES).write_text(""), IntegrityError, FILES),
         (edit_manifest, IntegrityError, MANIFEST),
         (lambda d: (d / MANIFEST).write_text("{"), IntegrityError, MANIFEST),
@@ -82,6 +91,7 @@ def test_a_damaged_backup_is_refused_and_the_damage_named(
 def test_many_damaged_files_are_counted(tmp_path: Path) -> None:
     directory = tmp_path / "b"
     manifest = sealed(directory)
+    shutil.rmtree(directory / "objects")
     lines = [json.dumps({"path": f"objects/{i}", "num_bytes": 1, "sha256": "0"}) for i in range(30)]
     (directory / FILES).write_text("\n".join(lines) + "\n")
     (directory / MANIFEST).unlink()

@@ -17,6 +17,7 @@ from ft_assets.training.data_order import DataOrder
 from ft_assets.training.failures import ExitEvidence, Outcome
 from tests.ft_assets.training.attempts import RUNTIME, SPEC, Job, job
 from tests.ft_assets.training.runtime.parallel import small_slices
+from tests.ft_assets.training.runtime.parallel.test_torchrun import torchrun
 from tests.ft_assets.training.runtime.test_endings import _rewrite
 
 FULL: dict[str, Any] = {"adapter": "full", "lora": None}
@@ -26,10 +27,6 @@ ZERO = [pytest.param(name, marks=[pytest.mark.slow, COMPILES]) for name in ("zer
 TOLERANCE = 1e-4
 """C8 for another world size; summing in another order moves float32 losses by some 1e-7."""
 SMALL_SLICES = "tests.ft_assets.training.runtime.parallel.small_slices"
-
-
-def torchrun(ranks: int, module: str = RUNTIME) -> tuple[str, ...]:
-    return ("torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", module)
 
 
 def shared(strategy: str, **changes: Any) -> dict[str, Any]:
@@ -45,7 +42,7 @@ def run_ranks(made: Job, *, module: str = RUNTIME) -> None:
     """Train to the end; several ranks without torchrun's agent, except under DeepSpeed, which the fork server hides."""
     ranks = made.spec.world_size
     if ranks == 1 or made.spec.strategy.startswith("zero"):
-        started = [made.start(module=torchrun(ranks, module) if ranks > 1 else (module,))]
+        started = [made.start(module=torchrun(ranks, module))]
     else:
         started = made.start_ranks(module=module)
     assert [process.wait(timeout=300) for process in started] == [0] * len(started), made.log()
@@ -191,7 +188,7 @@ def test_ranks_with_unequal_numbers_of_labels_stay_together_and_give_the_losses_
 def stop_after(made: Job, steps: int) -> int:
     """Start, send SIGTERM to torchrun (or the process) after `steps`; the step that is committed."""
     ranks = made.spec.world_size
-    process = made.start(module=torchrun(ranks) if ranks > 1 else (RUNTIME,))
+    process = made.start(module=torchrun(ranks))
     made.wait_until(lambda: len(made.steps()) >= steps, timeout_s=120)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=40) != 0
