@@ -83,6 +83,44 @@ def test_a_small_dataset_gets_smaller_batches_rather_than_few_steps() -> None:
     assert many.per_device_batch_size * many.accumulation_steps == 64
 
 
+@pytest.mark.parametrize(
+    ("requested", "data_ranks", "of_min_steps"),
+    [
+        pytest.param({}, 1, 1, id="one row a step"),
+        pytest.param({}, 4, 4, id="one row for each rank"),
+        pytest.param({"per_device_batch_size": 2}, 4, 8, id="a micro-batch for each rank"),
+        pytest.param({"batch_size": 8}, 4, 8, id="a requested batch is of all ranks"),
+        pytest.param({"n_epochs": 5}, 1, 1, id="trials with more epochs share the pack"),
+        pytest.param({"max_steps": 1000}, 1, 0, id="the steps are given"),
+        pytest.param({"packing": False}, 1, 0, id="a window for each row"),
+    ],
+)
+def test_enough_windows_for_the_smallest_batch_to_make_the_recipes_steps(
+    requested: dict[str, Any], data_ranks: int, of_min_steps: int
+) -> None:
+    planned = plan(requested, SMALL)
+    wanted = of_min_steps * int(planned.value("min_steps"))
+    assert min_windows(planned, num_examples=500, data_ranks=data_ranks) == wanted
+
+
+def test_so_many_rows_that_any_length_makes_enough_windows_leave_the_window_open() -> None:
+    planned = plan({}, SMALL)
+    wanted = int(planned.value("min_steps"))
+    enough = planned.max_seq_len * wanted // 2  # a row has two tokens or more
+    assert min_windows(planned, num_examples=enough - 1) == wanted
+    assert min_windows(planned, num_examples=enough) == 0
+
+
+def test_preferences_do_not_share_windows_and_need_no_number_of_them() -> None:
+    assert min_windows(plan({}, SMALL, method="dpo"), num_examples=500) == 0
+
+
+def test_shorter_windows_of_the_pack_are_those_of_the_spec() -> None:
+    short, whole = spec({}, SMALL, pack(max_seq_len=512)), spec({}, SMALL, pack(max_seq_len=4096))
+    assert (short.max_seq_len, short.gradient_checkpointing) == (512, False)
+    assert (whole.max_seq_len, whole.gradient_checkpointing) == (4096, True)
+
+
 @pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (6, 1), (8, 2), (64, 4), (96, 8)])
 @pytest.mark.parametrize("fits", [None, 1, 2, 5, 64])
 def test_the_global_batch_is_what_was_asked_for_whatever_fits(batch_size: int, world_size: int, fits: int | None) -> None:

@@ -117,6 +117,23 @@ def test_a_falling_schedule_ends_at_min_lr_ratio(name: str) -> None:
     assert max(found) == 1.0
 
 
+@pytest.mark.parametrize("name", schedules.FALLING)
+def test_min_lr_ratio_scales_the_fall_and_does_not_cut_it_off(name: str) -> None:
+    plain, floored = course(opt(name)), course(opt(name, min_lr_ratio=0.25))
+    assert floored[WARMUP:] == pytest.approx([0.25 + 0.75 * f for f in plain[WARMUP:]])
+    assert floored[:WARMUP] == plain[:WARMUP], "the warm-up begins at 0"
+
+
+def test_cosine_with_min_lr_ratio_follows_transformers() -> None:
+    assert course(opt("cosine", min_lr_ratio=0.25))[WARMUP:] == pytest.approx(
+        of_transformers("cosine_with_min_lr", {"min_lr_rate": 0.25})[WARMUP:]
+    )
+
+
+def test_a_part_of_a_warm_up_step_counts_as_a_step_as_in_transformers() -> None:
+    assert [schedules.warmup_steps(opt("cosine", warmup_ratio=r), total_steps=STEPS) for r in (0.0, 0.01, 0.02, 0.03)] == [0, 1, 1, 2]
+
+
 def test_inverse_sqrt_falls_towards_min_lr_ratio() -> None:
     floored = opt("inverse_sqrt", min_lr_ratio=0.25)
     assert factor(floored, 10**9, total_steps=10**9) == pytest.approx(0.25, abs=1e-3)
@@ -204,7 +221,20 @@ def test_a_list_that_is_no_schedule_is_refused_with_an_example_of_one(points: An
     assert "a list of points such as [[0, 0], [0.1, 1], [1, 0]]" in refused.message
 
 
-@pytest.mark.parametrize(("alias", "name"), schedules.ALIASES.items())
+ALIASES = [
+    ("warmup_stable_decay", "wsd"),
+    ("constant_with_warmup", "constant"),
+    ("cosine_with_min_lr", "cosine"),
+    ("cosine_with_hard_restarts", "cosine_with_restarts"),
+    ("inverse_square_root", "inverse_sqrt"),
+]
+
+
+def test_every_alias_is_compared() -> None:
+    assert {alias for alias, _ in ALIASES} == schedules.ALIASES.keys()
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES)
 def test_a_name_of_another_tool_trains_the_same(alias: str, name: str) -> None:
     assert spec({"schedule": alias}).sha256 == spec({"schedule": name}).sha256
     assert spec({"schedule": alias}).optimization.schedule == name

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -115,6 +116,20 @@ def test_a_pair_is_left_out_whole_and_counted(tokenizer: ChatTokenizer, tmp_path
     assert dropped.dropped_rows == {"control_token_in_content": [4], "example_too_long": [1, 3]}
     with pytest.raises(InvalidDataset, match=r"over 100 tokens \(rows 1, 3\)"):
         build_preference_pack(examples, tokenizer, replace(settings, over_long="reject"), tmp_path / "refused", dataset_id="ds_1")
+
+
+def test_a_pair_is_left_out_if_one_of_its_answers_has_no_loss(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    quiet = (Message(role="assistant", content="well", weight=0),)
+    later = (*quiet, Message(role="user", content="long " * 60), Message(role="assistant", content="b"))
+    examples = [
+        pair("q", "fine", "well", row=1),
+        msgspec.structs.replace(pair("q", "fine", "", row=2), rejected=quiet),
+        msgspec.structs.replace(pair("q", "fine", "", row=3), rejected=later),
+        msgspec.structs.replace(pair("q", "", "well", row=4), chosen=later),
+    ]
+    pack = build_preference_pack(examples, tokenizer, PackSettings(max_seq_len=100), tmp_path, dataset_id="ds_1")
+    assert [p["row"] for p in pairs_in(tmp_path)] == [1]
+    assert pack.dropped_rows == {"nothing_to_train": [2], "answer_cut_off": [3, 4]}
 
 
 def test_escaped_control_tokens_are_plain_text_in_both_kinds_of_pack(tokenizer: ChatTokenizer, tmp_path: Path) -> None:

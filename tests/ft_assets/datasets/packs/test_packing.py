@@ -83,6 +83,13 @@ def test_mixing_costs_at_most_one_window_or_one_percent(lengths: list[int]) -> N
     assert len(mixed_fit(lengths, 90, seed="a")) <= max(fewest + 1, fewest + fewest // 100, np.ceil(sum(lengths) / (MIN_FILL * 90)))
 
 
+def test_one_window_more_is_no_reason_to_sort_a_small_dataset() -> None:
+    lengths = np.clip(np.random.default_rng(1).normal(30, 12, 40), 5, 100).astype(int)
+    mixed, by_length = mixed_fit(lengths, 100, seed="a"), best_fit_decreasing(lengths, 100)
+    assert len(mixed) == len(by_length) + 1
+    assert spread(lengths, mixed) > spread(lengths, by_length)
+
+
 def test_a_mixed_window_is_a_sample_of_the_lengths_where_a_sorted_one_has_one_length() -> None:
     lengths = np.clip(np.random.default_rng(3).lognormal(4.6, 0.8, 20_000), 8, 4096).astype(int)
     assert spread(lengths, best_fit_decreasing(lengths, 4096)) < 0.2
@@ -124,6 +131,7 @@ def test_the_mix_depends_on_the_seed_and_nothing_else() -> None:
         pytest.param([50] * 897, 5000, 64, id="more windows than rows: as many as there are"),
         pytest.param([500] * 10, 100, 512, id="no shorter than one row needs"),
         pytest.param([4000, *[50] * 900], 100, 256, id="one long row does not keep the windows long"),
+        pytest.param([*[300] * 50, *[50] * 100], 60, 256, id="a row longer than the window makes one of its own"),
     ],
 )
 def test_the_window_is_the_longest_that_makes_enough(lengths: list[int], min_windows: int, window: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 from ft_assets.datasets.packs.build import PackManifest, PackProgress, PackSettings, build_pack, pack_fingerprint, verify
 from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.report.histogram import histogram, histogram_svg, length_stats
-from ft_assets.datasets.schema import Example
+from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.split import Part
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.loss_mask import IGNORE
@@ -171,6 +171,33 @@ def test_windows_are_shuffled_and_the_key_decides_how(tokenizer: ChatTokenizer, 
     assert abs(float(np.corrcoef(orders[0], range(200))[0, 1])) < 0.2  # no trace of the file's order
 
 
+def test_the_key_decides_which_rows_share_a_window(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    shared = []
+    for name in ("ds_1", "ds_2", "ds_1"):
+        directory = tmp_path / f"{name}-{len(shared)}"
+        build_pack(varied_chats(100), tokenizer, SETTINGS, directory, dataset_id=name)
+        shared.append({frozenset(window) for window in pq.read_table(directory / "rows.parquet").to_pydict()["rows"]})
+    assert shared[0] == shared[2]
+    assert len(shared[0] & shared[1]) < len(shared[0]) / 2
+
+
+def test_shorter_windows_keep_a_longer_example_whole_and_their_fill_counts_it_once(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    examples = [*(chat_example(f"question {n}", "answer", row=n) for n in range(60)), chat_example("q", "long answer " * 40, row=60)]
+    manifest = build_pack(examples, tokenizer, replace(SETTINGS, min_windows=20), tmp_path, dataset_id="ds_1")
+    rows = [len(ids) for ids, _, _ in windows(tmp_path, "shard")]
+    assert manifest.window is not None
+    assert len(rows) == manifest.num_windows >= 20
+    assert manifest.max_seq_len == max(rows) > manifest.window
+    assert manifest.fill == pytest.approx(sum(rows) / sum(max(manifest.window, row) for row in rows), abs=1e-6)
+    assert sorted(examples_in(tmp_path)) == sorted(encoded(tokenizer, examples, 1024))
+
+
+def test_a_window_for_each_example_is_not_made_shorter(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, packing=False, min_windows=100)
+    manifest = build_pack(varied_chats(20), tokenizer, settings, tmp_path, dataset_id="ds_1")
+    assert (manifest.window, manifest.max_seq_len, manifest.num_windows) == (1024, 1024, 20)
+
+
 def test_an_own_validation_file_takes_the_place_of_the_split(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
     settings = replace(SETTINGS, validation_dataset_id="ds_2")
     train, own = varied_chats(30), varied_chats(20, seed=9)
@@ -212,6 +239,21 @@ def test_an_example_cut_down_to_its_prompt_is_left_out_and_counted(tokenizer: Ch
     examples = [chat_example("question " * 40, "a", row=1), chat_example("q", "a", row=2)]
     manifest = build_pack(examples, tokenizer, PackSettings(max_seq_len=100), tmp_path, dataset_id="ds_1")
     assert (manifest.num_examples, manifest.dropped) == (1, {"answer_cut_off": 1})
+
+
+def test_a_long_example_without_loss_is_not_counted_as_cut_off(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    quiet = (Message(role="user", content="q"), Message(role="assistant", content="long answer " * 40, weight=0))
+    examples = [Example(kind="chat", messages=quiet, row=1), chat_example("q", "a", row=2)]
+    manifest = build_pack(examples, tokenizer, PackSettings(max_seq_len=100), tmp_path, dataset_id="ds_1")
+    assert manifest.dropped == {"nothing_to_train": 1}
+
+
+def test_an_example_of_exactly_max_seq_len_is_not_over_long(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    exact = tokenizer.count_tokens(LONG[0])
+    for max_seq_len, dropped in ((exact, {}), (exact - 1, {"example_too_long": 1})):
+        settings = PackSettings(max_seq_len=max_seq_len, over_long="drop")
+        manifest = build_pack(LONG, tokenizer, settings, tmp_path / str(max_seq_len), dataset_id="ds_1")
+        assert (manifest.dropped, manifest.truncated) == (dropped, 0)
 
 
 def test_control_tokens_refuse_the_pack_unless_they_are_dropped(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
@@ -269,6 +311,16 @@ def test_a_damaged_pack_is_built_again(tokenizer: ChatTokenizer, tmp_path: Path,
     first = build_pack(examples, tokenizer, SETTINGS, tmp_path, dataset_id="ds_1")
     (tmp_path / damage).write_bytes(b"torn")
     assert build_pack(examples, tokenizer, SETTINGS, tmp_path, dataset_id="ds_1") == first == verify(tmp_path)
+
+
+def test_a_pack_with_another_fingerprint_in_the_directory_is_replaced(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    examples = varied_chats(50)
+    small_files = replace(SETTINGS, file_tokens=4 * 1024)
+    first = build_pack(examples, tokenizer, small_files, tmp_path, dataset_id="ds_1")
+    second = build_pack(examples[:20], tokenizer, SETTINGS, tmp_path, dataset_id="ds_2")
+    assert len(first.shards) > len(second.shards)
+    assert (second.dataset_id, second) == ("ds_2", verify(tmp_path))
+    assert sorted(examples_in(tmp_path)) == sorted(encoded(tokenizer, examples[:20], 1024)), "files of the other pack are gone"
 
 
 CHANGES: list[Callable[[PackSettings], PackSettings]] = [
