@@ -205,7 +205,8 @@ BAD: dict[str, tuple[Any, str]] = {
         "multipleOf exceeds 10000",
     ),
     "nesting without end": (schema_format(nested(200)), "recursion limit exceeded"),
-    "too many bytes": (schema_format({"enum": [f"{i:0200}" for i in range(400)]}), "limit 65536"),
+    "too many bytes": (schema_format({"enum": [f"{i:04}" for i in range(10_000)]}), "limit 65536"),
+    "too many characters": (schema_format({"enum": [f"{i:0200}" for i in range(400)]}), "more than 65536 characters"),
 }
 
 
