@@ -92,7 +92,11 @@ class OpenIdProvider:
         email = claims.get("email")
         if not isinstance(email, str) or not email:
             raise _untrusted(f"the identity provider {self.host} does not say your e-mail address; allow the scope email there")
-        if claims.get("email_verified") not in (True, "true"):
+        if (shown := printable(email)) != email:
+            raise _untrusted(
+                f"the e-mail address {shown[:MAX_QUOTED]} from {self.host} holds a character that no address has; correct it there"
+            )
+        if claims.get("email_verified") is not True:
             raise Forbidden(
                 f"{printable(email)[:MAX_QUOTED]} is not verified at {self.host}; confirm the address there, then sign in again",
                 code="email_not_verified",

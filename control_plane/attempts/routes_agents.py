@@ -23,28 +23,25 @@ from control_plane.attempts import agents
 from control_plane.attempts.claims import Claim
 from control_plane.http.authentication import WholePlatform
 from control_plane.http.store_calls import COMPLETE_WAIT_S, Calls
-from ft_assets.errors import InvalidRequest
+from ft_assets.errors import Conflict, InvalidRequest
 from ft_assets.telemetry import correlation
 
 router = APIRouter(prefix="/internal/attempt", include_in_schema=False)
 
 
-def _token(request: Request) -> str:
+def recognize(request: Request) -> str:
+    """Return the token of the request; raise what the routes raise for one that no attempt has, or had, and count it as an unknown key."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         raise agents.released()
-    return token.strip()
-
-
-def recognize(request: Request) -> None:
-    """Raise what the routes raise for a token that no attempt has, or had."""
-    limits, token = request.app.state.rate_limits, _token(request)
+    token, limits = token.strip(), request.app.state.rate_limits
     if not limits.knows(token):
-        agents.check_token(request.app.state.platform, token)
-        limits.remember(token)
+        with limits.watching_unknown_keys(request, token, unknown=Conflict):
+            agents.check_token(request.app.state.platform, token)
+    return token
 
 
-Token = Annotated[str, Depends(_token)]
+Token = Annotated[str, Depends(recognize)]
 
 
 def _held(platform: WholePlatform, token: Token) -> Claim:

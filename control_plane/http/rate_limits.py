@@ -23,11 +23,12 @@ import sqlalchemy as sa
 from fastapi import Request
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Engine
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.http.tables import rate_limits
 from control_plane.platform.context import Platform
-from ft_assets.errors import RateLimited, Unauthenticated, Unavailable
+from ft_assets.errors import FtError, RateLimited, Unauthenticated, Unavailable
 
 UNKNOWN_KEYS_PER_MINUTE = 600
 """Per address. A secret of 256 bits cannot be guessed; this bounds what guessing costs: ten look-ups per second, 1 % of a core."""
@@ -140,8 +141,8 @@ class RateLimits:
         self._known[_mark(secret)] = None
 
     @contextmanager
-    def watching_unknown_keys(self, request: Request, secret: str) -> Iterator[None]:
-        """Wraps the look-up of a key: an address that sent too many unknown keys is refused without one."""
+    def watching_unknown_keys(self, request: HTTPConnection, secret: str, *, unknown: type[FtError] = Unauthenticated) -> Iterator[None]:
+        """Wraps the look-up of a key, which raises `unknown`: an address that sent too many unknown keys is refused without one."""
         address = f"address:{site_of(client_of(request))}"
         if not self.knows(secret):
             seen = self.buckets.look(address, self._unknown_per_minute)
@@ -154,7 +155,7 @@ class RateLimits:
                 )
         try:
             yield
-        except Unauthenticated:
+        except unknown:
             self._known.pop(_mark(secret), None)
             self.buckets.take(address, self._unknown_per_minute)
             raise
@@ -165,7 +166,7 @@ def _mark(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-def client_of(request: Request) -> str | None:
+def client_of(request: HTTPConnection) -> str | None:
     """Return the caller's address; behind a proxy that uvicorn trusts, the one that the proxy reports."""
     return request.client.host if request.client else None
 

@@ -64,9 +64,13 @@ def static_file(version: str, name: str, accept_encoding: Annotated[str, Header(
 def sign_in_page(request: Request, platform: WholePlatform, next: str = HOME, ended: bool = False) -> Response:
     """Show the form; with a session, go on to the page that was asked for."""
     if secret := request.cookies.get(sessions.COOKIE):
+        limits: RateLimits = request.app.state.rate_limits
         try:
-            sessions.authenticate(platform, secret)
+            with limits.watching_unknown_keys(request, secret):
+                sessions.authenticate(platform, secret)
             return see(own(next, HOME))
+        except RateLimited:
+            raise
         except FtError as error:
             if error.code == OF_OPERATOR:
                 return see(own(next, OPERATORS))

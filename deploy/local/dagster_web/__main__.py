@@ -10,6 +10,7 @@ from dagster_webserver.app import create_app_from_workspace_process_context
 from starlette.types import ASGIApp
 
 from control_plane.composition import open_platform
+from control_plane.http.rate_limits import RateLimitHeaders
 from control_plane.platform import secrets
 from control_plane.platform.settings import Settings, load
 from deploy.local.dagster_web.access_control import AccessControl, allowed_hosts
@@ -35,10 +36,10 @@ def serve(instance: DagsterInstance, workspace: str, settings: Settings, *, host
         http_server.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)
 
 
-def protect(app: ASGIApp, settings: Settings) -> AccessControl:
+def protect(app: ASGIApp, settings: Settings) -> ASGIApp:
     """Restrict `app` to operators of the platform that `settings` describe, and to its own processes."""
     hosts = allowed_hosts(settings.dagster_port, settings.dagster_hosts)
-    return AccessControl(app, platform=open_platform(settings), token=secrets.dagster_token(settings), hosts=hosts)
+    return RateLimitHeaders(AccessControl(app, platform=open_platform(settings), token=secrets.dagster_token(settings), hosts=hosts))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

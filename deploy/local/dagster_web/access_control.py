@@ -19,7 +19,7 @@ import html
 import time
 from collections.abc import Callable, Sequence
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
+from typing import TypeVar
 from urllib.parse import parse_qs
 
 import anyio
@@ -28,14 +28,16 @@ from cryptography.fernet import InvalidToken
 from graphql import GraphQLError, OperationDefinitionNode, OperationType, parse
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers, QueryParams
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from control_plane.http.rate_limits import RateLimits
 from control_plane.platform.context import Platform
 from control_plane.platform.secrets import cipher
 from control_plane.tenants import operators, sessions
-from ft_assets.errors import Forbidden, FtError, InvalidRequest, Unauthenticated, Unavailable
+from control_plane.tenants.rules import Operator
+from ft_assets.errors import Forbidden, FtError, InvalidRequest, RateLimited, Unauthenticated, Unavailable
 
 LOGIN, GRAPHQL = "/ft/login", "/graphql"
 COOKIE = "ft_operator"
@@ -71,11 +73,15 @@ def allowed_hosts(port: int, configured: Sequence[str]) -> frozenset[str]:
     return frozenset({f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", *configured})
 
 
+_T = TypeVar("_T")
+
+
 class AccessControl:
     """ASGI middleware around Dagster's application, for operators of `platform` and for holders of `token`."""
 
     def __init__(self, app: ASGIApp, *, platform: Platform, token: str, hosts: frozenset[str]) -> None:
         self._app, self._platform, self._token, self._hosts = app, platform, token.encode(), hosts
+        self._limits = RateLimits(platform)
         self._used: dict[str, float] = {}
         """Tickets that were used, with the time."""
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts)
@@ -91,18 +97,18 @@ class AccessControl:
                 answer = await self._login(Request(scope, receive))
                 await answer(scope, receive, send)
                 return
-            await self._check_caller(scope, headers)
+            await self._check_caller(HTTPConnection(scope))
             if scope["path"].rstrip("/") == GRAPHQL and scope["type"] == "http":
                 _check_graphql(scope, headers)
         except FtError as error:
             await self._refuse(error, scope, headers, receive, send)
             return
         if scope["type"] == "websocket":
-            await self._while_allowed(scope, headers, receive, send)
+            await self._while_allowed(scope, receive, send)
         else:
             await self._app(scope, receive, _unframed(send))
 
-    async def _while_allowed(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _while_allowed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application's websocket; it is disconnected when its caller loses access."""
         ended = anyio.Event()
 
@@ -125,17 +131,17 @@ class AccessControl:
                 await send(message)
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch, scope, headers, send, ended)
+            tasks.start_soon(self._watch, HTTPConnection(scope), send, ended)
             await self._app(scope, receiving, sending)
             tasks.cancel_scope.cancel()
 
-    async def _watch(self, scope: Scope, headers: Headers, send: Send, ended: anyio.Event) -> None:
+    async def _watch(self, caller: HTTPConnection, send: Send, ended: anyio.Event) -> None:
         """Close the websocket and set `ended` once its caller is refused. It stays open while the database does not answer."""
         while not ended.is_set():
             await anyio.sleep(RECHECK_S)
             try:
-                await self._check_caller(scope, headers)
-            except Unavailable:
+                await self._check_caller(caller)
+            except (RateLimited, Unavailable):
                 continue
             except FtError as error:
                 ended.set()
@@ -153,25 +159,26 @@ class AccessControl:
                 f"pages of {origins[0][:100]!r} may not call this server; add its host to FT_DAGSTER_HOSTS", code="origin_not_allowed"
             )
 
-    async def _check_caller(self, scope: Scope, headers: Headers) -> None:
+    async def _check_caller(self, caller: HTTPConnection) -> None:
+        headers = caller.headers
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             if not hmac.compare_digest(bearer.strip().encode(), self._token):
-                await self._ask(operators.authenticate, bearer.strip())
+                await self._authenticate(caller, operators.authenticate, bearer.strip())
             return
-        await self._check_session(headers)
-        changes = scope["type"] == "websocket" or scope["method"] not in SAFE
+        await self._check_session(caller)
+        changes = caller.scope["type"] == "websocket" or caller.scope["method"] not in SAFE
         if changes and "origin" not in headers:
             raise Forbidden("a session must send Origin to change something; use a bearer token in scripts", code="origin_not_allowed")
 
-    async def _check_session(self, headers: Headers) -> None:
+    async def _check_session(self, caller: HTTPConnection) -> None:
         """Accept an operator's session that began here, or the console's."""
         refusal = Unauthenticated(f"no session; sign in at {LOGIN}, or send Authorization: Bearer ft-op-...", code="missing_api_key")
         failure: FtError = refusal
-        for secret in _secrets(headers):
+        for secret in _secrets(caller.headers):
             try:
-                await self._ask(sessions.authenticate_operator, secret)
-            except Unavailable:
+                await self._authenticate(caller, sessions.authenticate_operator, secret)
+            except (RateLimited, Unavailable):
                 raise
             except FtError as error:
                 failure = error
@@ -179,9 +186,18 @@ class AccessControl:
                 return
         raise failure
 
-    async def _ask(self, ask: Callable[[Platform, Any], Any], about: Any) -> Any:
+    async def _authenticate(self, caller: HTTPConnection, authenticate: Callable[[Platform, str], Operator], secret: str) -> Operator:
+        """Look up a key or session, under the API's limit of unknown ones per address."""
+
+        def look_up() -> Operator:
+            with self._limits.watching_unknown_keys(caller, secret):
+                return authenticate(self._platform, secret)
+
+        return await self._ask(look_up)
+
+    async def _ask(self, ask: Callable[[], _T]) -> _T:
         try:
-            return await anyio.to_thread.run_sync(ask, self._platform, about)
+            return await anyio.to_thread.run_sync(ask)
         except SQLAlchemyError as error:
             raise Unavailable("operators cannot be checked because the database does not answer; retry in a moment") from error
 
@@ -197,8 +213,8 @@ class AccessControl:
         try:
             if not self._takes_keys:
                 raise Forbidden("keys open the API only; sign in with the console", code="sign_in_with_oidc")
-            operator = await self._ask(operators.authenticate, key)
-            secret = await self._ask(sessions.sign_in, operator)
+            operator = await self._authenticate(request, operators.authenticate, key)
+            secret = await self._ask(lambda: sessions.sign_in(self._platform, operator))
         except FtError as error:
             return self._page(error.message, status=error.http_status)
         return _with_session(RedirectResponse("/", status_code=303), request, secret)
@@ -211,14 +227,14 @@ class AccessControl:
             secret = cipher(self._platform.settings).decrypt(ticket.encode(), ttl=TICKET_S).decode()
             if ticket in self._used:
                 raise InvalidToken
-            await self._ask(sessions.authenticate_operator, secret)
+            await self._authenticate(request, sessions.authenticate_operator, secret)
         except InvalidToken:
             return self._page("The way from the console took too long; go back to it and try again.", status=403)
         except FtError as error:
             return self._page(error.message, status=error.http_status)
         self._used[ticket] = now
         to = request.query_params.get("to", "/")
-        target = html.escape(to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/")
+        target = html.escape(to if to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable() else "/")
         return _with_session(HTMLResponse(ARRIVED_PAGE.format(target=target), headers=PAGE_HEADERS), request, secret)
 
     async def _refuse(self, error: FtError, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:

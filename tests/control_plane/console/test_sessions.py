@@ -44,7 +44,18 @@ def test_a_page_without_a_session_leads_to_the_sign_in_and_back(api_url: str, ap
 
 
 @pytest.mark.parametrize(
-    "target", ["https://elsewhere.example/", "//elsewhere.example", "/console/../v1", "/consoles", "/console/a b", "/v1/me"]
+    "target",
+    [
+        "https://elsewhere.example/",
+        "//elsewhere.example",
+        "/console/../v1",
+        "/consoles",
+        "/console/a b",
+        "/v1/me",
+        "/\t/elsewhere.example",
+        "/console\t//elsewhere.example",
+        "/console/\\elsewhere.example",
+    ],
 )
 def test_a_sign_in_returns_to_pages_of_the_console_only(api_url: str, api_key: str, target: str) -> None:
     back = httpx.post(f"{api_url}/console/sign-in", data={"key": api_key, "next": target})

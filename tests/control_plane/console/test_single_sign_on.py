@@ -225,6 +225,10 @@ def test_tenants_read_no_operators_name_in_their_audit_log(platform: Platform, t
 
 CLAIMS = [
     ({"email_verified": False}, "email_not_verified", "is not verified"),
+    ({"email_verified": 1}, "email_not_verified", "is not verified"),
+    ({"email_verified": "true"}, "email_not_verified", "is not verified"),
+    ({"email_verified": None}, "email_not_verified", "is not verified"),
+    ({"email": "ada\0@example.com"}, "oidc_not_trusted", "a character that no address has"),
     ({"email": ""}, "oidc_not_trusted", "does not say your e-mail address"),
     ({"aud": ["another-client"]}, "oidc_not_trusted", "another-client"),
     ({"aud": [CLIENT, "another-client"], "azp": "another-client"}, "oidc_not_trusted", "azp"),
@@ -286,6 +290,14 @@ def test_an_answer_counts_only_in_the_browser_that_asked(platform: Platform, ten
     assert "oidc_state_invalid" in forged.text
     changed = httpx.get(back, cookies={"ft_sign_in": "gAAAAABforged"})
     assert "oidc_state_invalid" in changed.text
+
+
+@pytest.mark.parametrize(
+    "where", ["start?next=/console%00", "callback?code=%00", "callback?state=%00", "callback?error=a&error_description=%00"]
+)
+def test_a_nul_in_a_parameter_is_refused(api_url: str, where: str) -> None:
+    answer = httpx.get(f"{api_url}/console/oidc/{where}")
+    assert (answer.status_code, "NUL" in answer.text) == (400, True)
 
 
 def test_a_code_works_once(platform: Platform, tenant: Tenant, person: Person) -> None:

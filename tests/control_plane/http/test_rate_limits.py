@@ -198,6 +198,27 @@ def test_an_address_that_guesses_is_refused_while_keys_that_worked_go_on(
     assert httpx.get(f"{url}/healthz").status_code == 200
 
 
+def guessed_session(url: str, secret: str) -> httpx.Response:
+    return httpx.get(f"{url}/console/sign-in", headers={"cookie": f"ft_session=ft-ss-{secret}"})
+
+
+def guessed_attempt(url: str, secret: str) -> httpx.Response:
+    return httpx.put(f"{url}/internal/attempt/log/0", headers={"authorization": f"Bearer {secret}"})
+
+
+@pytest.mark.parametrize("guess", [guessed_session, guessed_attempt])
+def test_guesses_of_sessions_and_of_attempts_tokens_count_too(
+    limited: tuple[str, FastAPI], platform: Platform, guess: Callable[[str, str], httpx.Response]
+) -> None:
+    url, app = limited
+    app.state.rate_limits = RateLimits(platform, unknown_keys_per_minute=5)
+    with platform.engine.begin() as conn:
+        conn.execute(rate_limits.delete())
+    answers = [guess(url, f"{i:040d}") for i in range(7)]
+    assert 429 not in [a.status_code for a in answers[:5]]
+    assert [(a.status_code, "too_many_unknown_keys" in a.text) for a in answers[5:]] == [(429, True)] * 2
+
+
 def test_an_address_that_is_named_like_a_key_takes_nothing_from_it(platform: Platform, name: str) -> None:
     limits, request = RateLimits(platform), Request({"type": "http", "client": (name, 1), "headers": [], "state": {}})
     with pytest.raises(Unauthenticated), limits.watching_unknown_keys(request, "ft-sk-guessed"):

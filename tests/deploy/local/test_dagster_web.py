@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
+from control_plane.http.rate_limits import UNKNOWN_KEYS_PER_MINUTE, RateLimits
 from control_plane.platform.context import Platform
 from control_plane.platform.secrets import cipher, dagster_token, seal, sha256_of
 from control_plane.tenants import operators, sessions
@@ -260,9 +261,36 @@ def test_a_ticket_of_the_console_begins_a_session_once_and_soon(web: Web) -> Non
     for refused in (ticket, late, "", "x"):
         again = httpx.get(f"{web.url}/ft/login", params={"ticket": refused})
         assert (again.status_code, "set-cookie" in again.headers) == (403, False), refused
-    for elsewhere in ("https://evil.example", "//evil.example", "/\\evil.example"):
+    # browsers leave tabs and line ends out of an address: the last three are //evil.example to them
+    for elsewhere in (
+        "https://evil.example",
+        "//evil.example",
+        "/\\evil.example",
+        "/\t/evil.example",
+        "/\n\\evil.example",
+        "/\r\n/evil.example",
+    ):
         fresh = seal(web.platform.settings, secret)
         assert 'url=/"' in httpx.get(f"{web.url}/ft/login", params={"ticket": fresh, "to": elsewhere}).text
+
+
+def test_an_address_that_guesses_keys_or_sessions_is_refused_as_at_the_api(web: Web) -> None:
+    with httpx.Client(base_url=web.url, transport=httpx.HTTPTransport(local_address="127.0.0.9")) as guesser:
+        for _ in range(UNKNOWN_KEYS_PER_MINUTE - 3):
+            RateLimits(web.platform).buckets.take("address:127.0.0.9", UNKNOWN_KEYS_PER_MINUTE)
+        for attempt in range(60):  # a few more are allowed each second
+            bearer, cookie = {"authorization": f"Bearer ft-op-{attempt:043d}"}, {"cookie": f"ft_operator=ft-ss-{attempt:043d}"}
+            guesser.get("/server_info", headers=bearer), guesser.get("/server_info", headers=cookie)
+            form = guesser.post("/ft/login", data={"key": f"ft-op-x{attempt:042d}"}, headers={"origin": web.url})
+            if form.status_code == 429:
+                break
+        refused = [guesser.get("/server_info", headers=headers) for headers in (bearer, cookie)]
+        assert [r.status_code for r in (form, *refused)] == [429] * 3
+        assert refused[0].json()["error"]["code"] == "too_many_unknown_keys"
+        assert int(refused[0].headers["retry-after"]) >= 1
+        assert guesser.get("/server_info", headers=web.token).status_code == 200, "the stack's own token is no guess"
+        assert guesser.get("/server_info", headers=web.session).status_code == 200, "it worked before the guessing"
+    assert httpx.get(f"{web.url}/server_info", headers={"authorization": f"Bearer {web.key}"}).status_code == 200, "another address"
 
 
 def test_revoking_the_key_ends_its_session(web: Web) -> None:
