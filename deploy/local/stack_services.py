@@ -51,6 +51,21 @@ machine. Threads share two heaps: with one each, freed memory stays with the pro
 DATABASES = ("FT_DATABASE_URL", "FT_OWNER_DATABASE_URL", "FT_DAGSTER_DATABASE_URL", "DAGSTER_POSTGRES_URL")
 """Variables with passwords: a service gets those it needs (:func:`database_env`); the others are empty."""
 
+PLATFORM = frozenset({API, WORKER, DAEMON, CODE, RUNS})
+"""Services that run the platform's own code on jobs, datasets and models; Dagster starts runs from `CODE` where there is no `RUNS`."""
+SECRETS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("FT_SMTP_URL", "FT_MLFLOW_URI"), PLATFORM),
+    **dict.fromkeys(("FT_JUDGE_API_KEY", "FT_SAFETY_API_KEY", "FT_MODERATION_API_KEY"), PLATFORM - {API, DAEMON}),
+    **dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"), PLATFORM | {DAGSTER}),  # output of steps
+    **dict.fromkeys(("FT_OIDC_CLIENT_SECRET", "FT_METRICS_TOKEN"), frozenset({API})),
+    **dict.fromkeys(("FT_HUB_TOKEN", "FT_API_KEY", "HF_TOKEN", "WANDB_API_KEY"), frozenset()),  # of commands
+    "FT_INFERENCE_TOKEN": PLATFORM | {INFERENCE},
+    "FT_DAGSTER_TOKEN": frozenset({DAGSTER, DAEMON}),
+    "FT_PROMETHEUS_URL": frozenset({API, WORKER}),
+    "FT_SIGNING_KEY_FILE": frozenset({WORKER}),
+}
+"""Further variables with secrets, and the services that read them: in all others they are empty."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Databases:
@@ -192,9 +207,16 @@ def child_env(settings: Settings) -> dict[str, str]:
 
 
 def process_env(settings: Settings) -> dict[str, str]:
-    """Return the current environment updated with :func:`child_env`, with this Python's scripts first in PATH."""
+    """Return the current environment updated with :func:`child_env`, without secrets, with this Python's scripts first in PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, **dict.fromkeys(DATABASES, ""), **child_env(settings)}
+    return {**os.environ, "PATH": path, **child_env(settings), **dict.fromkeys((*DATABASES, *SECRETS), "")}
+
+
+def _with_secrets(settings: Settings, service: Service) -> Service:
+    """Give `service` the secrets that it reads."""
+    given = {**os.environ, **child_env(settings)}
+    read = {name: given[name] for name, readers in SECRETS.items() if service.name in readers and name in given}
+    return dataclasses.replace(service, env=lambda: {**read, **service.env()})
 
 
 def services(settings: Settings) -> list[Service]:
@@ -205,7 +227,7 @@ def services(settings: Settings) -> list[Service]:
     needs = after if settings.dagster_database_url else (MIGRATE,)  # which prepares Dagster's role and database
     dagster = [_code_location_server(settings, needs), _webserver(settings, needs), _daemon(settings)]
     forked = [_forked(settings, service) for service in (*dagster, _worker(settings), _api(settings))]
-    return [*first, _migrate(settings, after), *local, _runs(settings), *forked]
+    return [_with_secrets(settings, service) for service in (*first, _migrate(settings, after), *local, _runs(settings), *forked)]
 
 
 def limits(settings: Settings) -> Limits:

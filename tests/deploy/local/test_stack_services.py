@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,37 @@ def test_a_service_gets_the_databases_that_it_needs_and_the_key_file(tmp_path: P
     assert env["FT_SECRETS_KEY_FILE"] == str(tmp_path / "my.keys")
     api = next(s for s in stack_services.services(settings) if s.name == "api")
     assert api.env()["FT_DATABASE_URL"] == "postgresql://ft_platform:hunter2@db.example/ft"
+
+
+def test_a_service_inherits_no_secret_that_it_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smtp, prometheus = "smtp://ft:hunter2@mail.example", "http://u:hunter2@metrics.example"
+    urls = {"FT_SMTP_URL": smtp, "FT_PROMETHEUS_URL": prometheus, "FT_MLFLOW_URI": "postgresql://u:hunter2@db.example/mlflow"}
+    given = {**dict.fromkeys((*stack_services.DATABASES, *stack_services.SECRETS), "hunter2"), **urls, "FT_HOME": str(tmp_path)}
+    given |= dict.fromkeys(stack_services.DATABASES, "postgresql://owner:hunter2@db.example/ft")
+    given["FT_SIGNING_KEY_FILE"] = str(tmp_path / "hunter2.key")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    settings = settings_module.load(os.environ)
+    base = stack_services.process_env(settings)
+    inherits = {
+        s.name: {name for name, value in {**base, **s.env()}.items() if "hunter2" in value} for s in stack_services.services(settings)
+    }
+    storage = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+    databases = {"FT_DATABASE_URL", "FT_DAGSTER_DATABASE_URL", "DAGSTER_POSTGRES_URL"}
+    assert inherits.pop("migrate") == databases | {"FT_OWNER_DATABASE_URL"}
+    assert inherits.pop("inference") == {"FT_INFERENCE_TOKEN"}
+    assert inherits.pop("dagster") == databases | storage | {"FT_DAGSTER_TOKEN"}
+    assert [s for s, names in inherits.items() if "FT_SIGNING_KEY_FILE" in names] == ["worker"]
+    assert [s for s, names in inherits.items() if "FT_OIDC_CLIENT_SECRET" in names] == ["api"]
+    for service, names in inherits.items():
+        assert {*databases, *storage, "FT_SMTP_URL", "FT_INFERENCE_TOKEN"} <= names, service
+        assert not names & {"FT_OWNER_DATABASE_URL", "FT_HUB_TOKEN", "FT_API_KEY"}, service
+
+
+def test_every_secret_setting_names_the_services_that_read_it() -> None:
+    secret = {settings_module.variable(f.name) for f in fields(settings_module.Settings) if not f.repr}
+    assert "FT_SMTP_URL" in secret
+    assert secret <= stack_services.SECRETS.keys()
 
 
 def test_probes_pass_by_the_proxies_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
