@@ -48,6 +48,7 @@ from control_plane.queue.status import routes as queue
 from control_plane.quotas import routes as quota
 from control_plane.serving import gateway
 from control_plane.serving import routes as completions
+from control_plane.serving.open_answers import OpenAnswers
 from control_plane.tenant_data import routes as deletions
 from control_plane.tenants import routes_admin, routes_members
 from control_plane.tenants import routes_audit as audit_log
@@ -79,6 +80,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     app.state.platform = platform
     app.state.rate_limits = RateLimits(platform)
     app.state.streams = OpenStreams()
+    app.state.answers = OpenAnswers()
     app.state.gauges = RecentGauges(platform=platform)
     app.state.meter = RequestMeter()
     app.state.exposed = exposition.registry(app.state.gauges, app.state.meter)

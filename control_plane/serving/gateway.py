@@ -46,6 +46,9 @@ MAX_HELD = 1 << 16
 """Bytes of a stream held back at most."""
 TOO_MANY_TOKENS = ("context length", "maximum model length")
 """Words of vLLM's refusals of a prompt, or a prompt and `max_tokens`, beyond the context."""
+TENANT, WEIGHT = "x-ft-tenant", "x-ft-weight"
+"""Headers that tell a server whose request it is, and with which whole-number weight it shares its turns: embedded servers take turns
+among tenants."""
 OVERLOADED = frozenset({429, 502, 503, 504})
 
 
@@ -59,6 +62,8 @@ class Target:
     """URLs of servers that may have it."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers for the answer."""
+    sent: Mapping[str, str] = field(default_factory=dict)
+    """Headers for the server."""
 
 
 class ServerFailed(Exception):
@@ -118,7 +123,7 @@ class Gateway:
                 continue
             tried.add(url)
             try:
-                return await self._attempt(url, path, {**body, "model": target.model}, target.headers)
+                return await self._attempt(url, path, {**body, "model": target.model}, target)
             except ServerFailed as e:
                 why, resends = str(e), resends + e.broke_off
                 if resends > MAX_RESENDS:
@@ -127,10 +132,12 @@ class Gateway:
     def _server(self, url: str) -> _Server:
         return self._servers.setdefault(url, _Server())
 
-    async def _attempt(self, url: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+    async def _attempt(self, url: str, path: str, body: Mapping[str, Any], target: Target) -> Response:
         server = self._server(url)
         traced = {"traceparent": parent} if (parent := spans.current()) else {}
-        request = self._client.build_request("POST", f"{url}{path}", json=body, headers={"accept-encoding": "identity", **traced})
+        request = self._client.build_request(
+            "POST", f"{url}{path}", json=body, headers={"accept-encoding": "identity", **traced, **target.sent}
+        )
         server.under_way += 1
         streams, trial = False, server.failed_at is not None and not server.trial_under_way
         server.trial_under_way |= trial
@@ -138,7 +145,7 @@ class Gateway:
             answer = await self._client.send(request, stream=True)
             try:
                 self._refused(server, answer, str(body["model"]))
-                made = await _relay(answer, headers, server.leave)
+                made = await _relay(answer, target.headers, server.leave)
                 streams = isinstance(made, _Stream)
             finally:
                 if not streams:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from control_plane.adapters import promotions
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
-from control_plane.http.authentication import PlatformDep, Reader, Writer
+from control_plane.http.authentication import PlatformDep, Reader, ReaderPrincipal, Writer
 from control_plane.http.disconnection import unless_disconnected
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page
 from control_plane.serving import model_routes, own_servers, schemas
-from control_plane.serving.gateway import Gateway, Target
+from control_plane.serving.gateway import TENANT, WEIGHT, Gateway, Target
 from control_plane.serving.model_routes import Route
+from control_plane.serving.open_answers import OpenAnswers
 from control_plane.serving.request_limits import check_limits
 from control_plane.serving.responses.requests import read_request
 from control_plane.serving.responses.translation import translate
+from control_plane.tenants.rules import Principal, Tenant, tier_named
 from ft_assets.adapters.record import FULL
 from ft_assets.datasets.conversation import normalize_request
 from ft_assets.errors import InvalidRequest, NotFound
@@ -32,17 +35,27 @@ SESSION = "x-session-id"
 CHAT = "/v1/chat/completions"
 
 
+async def _in_flight(request: Request, principal: ReaderPrincipal) -> AsyncIterator[Principal]:
+    """Count a request until its answer has been sent."""
+    answers: OpenAnswers = request.app.state.answers
+    with answers.counted(principal):
+        yield principal
+
+
+InFlight = Annotated[Principal, Depends(_in_flight)]
+
+
 @router.post("/chat/completions", summary="Create a chat completion")
-async def chat_completions(request: Request, platform: PlatformDep, tenant: Reader, body: dict[str, Any]) -> Response:
+async def chat_completions(request: Request, platform: PlatformDep, caller: InFlight, body: dict[str, Any]) -> Response:
     """Create a chat completion with a base model, a model route, or one of your adapters in production.
 
     The `model` of the response and the headers `x-ft-model` and `x-ft-adapter` name the exact model that answered.
     """
-    return await _complete(request, platform, tenant, CHAT, body, normalize=normalize_request)
+    return await _complete(request, platform, caller.tenant, CHAT, body, normalize=normalize_request)
 
 
 @router.post("/responses", summary="Create a response")
-async def create_response(request: Request, platform: PlatformDep, tenant: Reader, body: dict[str, Any]) -> Response:
+async def create_response(request: Request, platform: PlatformDep, caller: InFlight, body: dict[str, Any]) -> Response:
     """Create a response in the format of OpenAI's Responses API: text, structured output and function calls, streamed if asked.
 
     It is answered by the same models as a chat completion. Responses are not stored, so a request carries its whole conversation.
@@ -51,7 +64,7 @@ async def create_response(request: Request, platform: PlatformDep, tenant: Reade
     check_storable(body)
     asked = read_request(body)
     try:
-        answer = await _complete(request, platform, tenant, CHAT, asked.chat, normalize=normalize_request, session=asked.session)
+        answer = await _complete(request, platform, caller.tenant, CHAT, asked.chat, normalize=normalize_request, session=asked.session)
     except InvalidRequest as e:
         raise asked.refusal(e) from e
     return translate(answer, asked)
@@ -65,15 +78,15 @@ def stored_response(_: Reader, response_id: str) -> Response:
 
 
 @router.post("/completions", summary="Create a completion")
-async def completions(request: Request, platform: PlatformDep, tenant: Reader, body: dict[str, Any]) -> Response:
+async def completions(request: Request, platform: PlatformDep, caller: InFlight, body: dict[str, Any]) -> Response:
     """Create a text completion with a base model, a model route, or one of your adapters in production."""
-    return await _complete(request, platform, tenant, "/v1/completions", body)
+    return await _complete(request, platform, caller.tenant, "/v1/completions", body)
 
 
 async def _complete(
     request: Request,
     platform: Platform,
-    tenant: str,
+    tenant: Tenant,
     path: str,
     body: Mapping[str, Any],
     *,
@@ -90,7 +103,8 @@ async def _complete(
     affinity = affinity_of(body, request.headers.get(SESSION) or session)
 
     async def resolve() -> Target:
-        return await run_in_threadpool(_target, platform, tenant, model, affinity)
+        found = await run_in_threadpool(_target, platform, tenant.id, model, affinity)
+        return replace(found, sent={TENANT: tenant.id, WEIGHT: str(tier_named(tenant.tier).weight)})
 
     gateway: Gateway = request.app.state.inference
     return await unless_disconnected(request, gateway.forward(path, normalize(body), resolve))

@@ -64,6 +64,10 @@ class Tier:
     """GPU-hours per month beyond which nothing runs. None: no cap."""
     requests_per_minute: int
     """Requests per minute of each API key."""
+    requests_in_flight: int
+    """Answers of models that may be under way at once in each API process; of one key three quarters of them."""
+    weight: int
+    """Share of a server's turns, relative to other tenants."""
     starts_within_s: float | None
     """Promised seconds from submission to start; None: best effort."""
 
@@ -78,18 +82,19 @@ TIERS: Mapping[str, Tier] = {
     # standard tenant queue a small sweep, 20 a premium one a large sweep; free is best effort and gets one beside one.
     # GPU-hours: 10 are two to three jobs of a 7B with LoRA; 500 and 5,000 are 5 % and 50 % of a month of two nodes with 8 GPUs.
     # Requests: a client that follows 20 jobs by polling each second sends 1,200 a minute.
+    # In flight: an embedded server answers 32 at once, vLLM 256; weights follow the numbers of jobs, but no tenant has a turn of 10.
     # 10 GiB is the largest dataset planned for (10M examples of 1 KiB); free covers the usual 1M examples.
     "free": Tier(
         name="free", max_jobs_in_flight=2, max_file_bytes=1 * GIB, max_examples=1 * MILLION, may_train_full=False,
-        soft_gpu_hours=None, hard_gpu_hours=10.0, requests_per_minute=120, starts_within_s=None,
+        soft_gpu_hours=None, hard_gpu_hours=10.0, requests_per_minute=120, requests_in_flight=8, weight=1, starts_within_s=None,
     ),
     "standard": Tier(
         name="standard", max_jobs_in_flight=5, max_file_bytes=10 * GIB, max_examples=10 * MILLION, may_train_full=False,
-        soft_gpu_hours=500.0, hard_gpu_hours=1000.0, requests_per_minute=1200, starts_within_s=3600.0,
+        soft_gpu_hours=500.0, hard_gpu_hours=1000.0, requests_per_minute=1200, requests_in_flight=32, weight=2, starts_within_s=3600.0,
     ),
     "premium": Tier(
         name="premium", max_jobs_in_flight=20, max_file_bytes=10 * GIB, max_examples=10 * MILLION, may_train_full=True,
-        soft_gpu_hours=5000.0, hard_gpu_hours=None, requests_per_minute=6000, starts_within_s=300.0,
+        soft_gpu_hours=5000.0, hard_gpu_hours=None, requests_per_minute=6000, requests_in_flight=128, weight=4, starts_within_s=300.0,
     ),
 }  # fmt: skip
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from resources.inference import logprobs
 from resources.inference.call_stream import CallReading, CallStream, Delta, message_of
-from resources.inference.engine.engine_thread import Engine, Generation, Piece
+from resources.inference.engine.engine_thread import NOBODY, Engine, Generation, Piece
+from resources.inference.engine.fair_turns import QueueFull, Share
 from resources.inference.engine.grammar import Constraint
 from resources.inference.engine.sampler import Sampling, TokenLogprob
 from resources.inference.loaded_adapters import AdapterStore
@@ -56,6 +57,8 @@ class Call:
     echo: tuple[Echo, ...] = ()
     """The prompts, to stand in front of the answers; empty if they are not wanted."""
     include_usage: bool = False
+    share: Share = NOBODY
+    """Whose turn the answers take."""
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -114,9 +117,11 @@ async def parts(engine: Engine, call: Call) -> AsyncGenerator[Part, None]:
             yield Part(choice=choice, finish_reason="length")
         return
     queue: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
-    choices = [_Choice.submit(engine, call, choice, _emitter(queue, choice)) for choice in range(call.num_choices)]
+    choices: list[_Choice] = []
     running = set(range(call.num_choices))
     try:
+        for choice in range(call.num_choices):
+            choices.append(_Choice.submit(engine, call, choice, _emitter(queue, choice)))
         while running:
             at, piece = await queue.get()
             if at not in running:
@@ -131,6 +136,9 @@ async def parts(engine: Engine, call: Call) -> AsyncGenerator[Part, None]:
                 running.discard(at)
                 choices[at].generation.cancel()
             yield part
+    except QueueFull as e:
+        message = "Too many requests wait for this server; retry in some seconds."
+        raise RequestError(message, status=503, code="overloaded") from e
     finally:
         for one in choices:
             one.generation.cancel()
@@ -169,6 +177,7 @@ class _Choice:
             stops=() if call.calls else call.stops,
             constraint=None if call.constraint is None else call.constraint(),
             shown=call.calls.form.special if call.calls else (),
+            share=call.share,
             emit=emit,
         )
         offsets = TextOffsets(engine.decoder(), start=len(call.echo[prompt].text) if call.echo else 0)
@@ -204,7 +213,7 @@ async def _echoed(engine: Engine, call: Call, at: int) -> AsyncGenerator[Part, N
     if top is None or len(prompt) == 1:
         return
     queue: asyncio.Queue[tuple[int, Sequence[TokenLogprob] | None]] = asyncio.Queue()
-    scoring = engine.score(prompt, adapter=call.adapter, top=top, emit=_emitter(queue, at))
+    scoring = engine.score(prompt, adapter=call.adapter, top=top, share=call.share, emit=_emitter(queue, at))
     try:
         done = 1
         while done < len(prompt):

@@ -17,13 +17,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.http.disconnection import unless_disconnected
+from control_plane.serving.gateway import TENANT, WEIGHT
 from ft_assets.datasets.conversation import own_template_kwargs, read_request
 from ft_assets.datasets.fields import KWARGS
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable, num_characters, printable
 from resources.inference import schemas
 from resources.inference.answers import Call, Echo, complete_answer, events
-from resources.inference.engine.engine_thread import Engine
+from resources.inference.engine.engine_thread import NOBODY, Engine
+from resources.inference.engine.fair_turns import Share
 from resources.inference.engine.grammar import Constraint, SchemaError
 from resources.inference.loaded_adapters import AdapterError, AdapterStore
 from resources.inference.request_errors import EngineError, RequestError, unknown_model
@@ -32,6 +34,7 @@ from resources.inference.tool_requests import CallUse, call_use, invalid_paramet
 
 COMPLETION_TOKENS = 16
 """Default limit of a text completion, as in OpenAI's API."""
+MAX_WEIGHT = 1000
 CLIENT_GONE = 499
 """Status of a request whose client has hung up, as nginx writes it in its log; no client gets it."""
 MAX_SCORED = 1 << 15
@@ -69,8 +72,8 @@ class Server:
             "max_model_len": self.engine.context_length,
         }  # fmt: skip
 
-    async def call(self, body: ChatRequest | CompletionRequest) -> Call:
-        """Check a request and render it to tokens."""
+    async def call(self, body: ChatRequest | CompletionRequest, share: Share = NOBODY) -> Call:
+        """Check a request and render it to tokens; its answers take the turns of `share`."""
         base = body.model in (self.served_name, self.alias)
         if not base and body.model not in self.store:
             raise unknown_model(body.model)
@@ -103,6 +106,7 @@ class Server:
             calls=None if use is None else use.reading,
             echo=echo,
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            share=share,
         )
 
     def _max_tokens(self, body: ChatRequest | CompletionRequest, num_tokens: int) -> int:
@@ -235,10 +239,10 @@ def create_app(server: Server, *, token: str) -> FastAPI:
 
 def _add_answers(app: FastAPI, server: Server) -> None:
     async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
-        return await unless_disconnected(request, begin(body))
+        return await unless_disconnected(request, begin(body, _share(request)))
 
-    async def begin(body: ChatRequest | CompletionRequest) -> Response:
-        call = await server.call(body)
+    async def begin(body: ChatRequest | CompletionRequest, share: Share) -> Response:
+        call = await server.call(body, share)
         if body.stream:
             stream = events(server.engine, server.store, call)
             first = await anext(stream)  # errors up to here are reported with their own status
@@ -252,6 +256,14 @@ def _add_answers(app: FastAPI, server: Server) -> None:
     @app.post("/v1/completions")
     async def complete(request: Request, body: CompletionRequest) -> Response:
         return await answer(request, body)
+
+
+def _share(request: Request) -> Share:
+    """Return the tenant and weight that the gateway names; the token vouches for both."""
+    weight = request.headers.get(WEIGHT, "")
+    return Share(
+        tenant=request.headers.get(TENANT, ""), weight=float(weight) if weight.isascii() and weight.isdigit() and int(weight) else 1.0
+    )
 
 
 def _add_admin(app: FastAPI, server: Server) -> None:

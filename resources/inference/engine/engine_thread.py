@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
@@ -27,13 +27,19 @@ from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.reasoning_probe import Marks
 from ft_assets.typed_json import JsonObject
 from resources.inference.engine import lora
-from resources.inference.engine.batch import Batch, Row
+from resources.inference.engine.batch import SLICE, Batch, Row
+from resources.inference.engine.fair_turns import PROMPT_TOKEN, FairTurns, Share
 from resources.inference.engine.grammar import Constraint, Grammars, TooComplex
 from resources.inference.engine.sampler import Sampling, TokenLogprob, logprobs_of, pick
 from resources.inference.engine.text import Detokenizer, StopSearch
 
 CHECK_S = 1.0
 """Seconds between looks at whether the engine's thread lives while a caller waits for it: a step may take minutes."""
+MAX_JOIN_TOKENS = 512
+"""Tokens of prompts that are computed between two steps: 0.1 s of the demo model on two cores."""
+MAX_WAITING, MAX_WAITING_EACH = 4096, 512
+"""Answers that wait for a slot, of all tenants and of each. A request has up to 128."""
+NOBODY = Share()
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -56,6 +62,7 @@ class Generation:
 
     row: Row
     max_tokens: int
+    share: Share
     sampling: Sampling
     stops: StopSearch
     text: Detokenizer
@@ -77,6 +84,7 @@ class Scoring:
     """A prompt whose tokens get log-probabilities, one slice between two steps."""
 
     row: Row
+    share: Share
     top: int
     emit: Callable[[Sequence[TokenLogprob] | None], None]
     """Called from the engine's thread with each slice; with None if the engine failed."""
@@ -107,11 +115,12 @@ class Engine:
         pad = next(i for i in (self.tokenizer.pad_token_id, *self._ends, 0) if i is not None)
         self._batch = Batch(model, routing, pad=pad, device=self.device)
         self._make_batch: Callable[[], Batch] = lambda: Batch(model, routing, pad=pad, device=self.device)
-        self._max_batch = max_batch
         self._active: dict[int, Generation] = {}
         self._attached: set[str] = set()
-        self._waiting: deque[Generation] = deque()
-        self._scorings: deque[Scoring] = deque()
+        self._turns: FairTurns[Generation] = FairTurns(
+            max_rows=max_batch, max_join_tokens=MAX_JOIN_TOKENS, max_waiting=MAX_WAITING, max_waiting_each=MAX_WAITING_EACH
+        )
+        self._scorings: list[Scoring] = []
         self._decoders: dict[frozenset[str], Callable[[list[int]], str]] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -181,12 +190,14 @@ class Engine:
         stops: Sequence[str],
         constraint: Constraint | None = None,
         shown: Collection[str] = (),
+        share: Share = NOBODY,
         emit: Callable[[Piece], None],
     ) -> Generation:
         """Queue a request; `emit` is called with each piece, the last of which has a finish reason. Of the special tokens, only `shown` are
-        part of the text."""
+        part of the text. ``QueueFull`` if too many wait."""
         generation = Generation(
             row=Row(prompt=prompt, adapter=adapter),
+            share=share,
             max_tokens=max_tokens,
             sampling=sampling,
             stops=StopSearch(stops),
@@ -196,7 +207,7 @@ class Engine:
             constraint=constraint,
         )
         with self._wake:
-            self._waiting.append(generation)
+            self._turns.add(generation, share, num_tokens=len(prompt))
             self._wake.notify()
         return generation
 
@@ -209,11 +220,17 @@ class Engine:
         return self._decoders[key]
 
     def score(
-        self, prompt: list[int], *, adapter: str | None, top: int, emit: Callable[[Sequence[TokenLogprob] | None], None]
-    ) -> Scoring:  # fmt: skip
+        self,
+        prompt: list[int],
+        *,
+        adapter: str | None,
+        top: int,
+        share: Share = NOBODY,
+        emit: Callable[[Sequence[TokenLogprob] | None], None],
+    ) -> Scoring:
         """Queue a prompt; `emit` is called with the log-probabilities of its tokens but the first, which nothing predicts."""
         row = Row(prompt=prompt, adapter=adapter)
-        scoring = Scoring(row=row, top=top, emit=emit, slices=self._batch.prompt_logits(row))
+        scoring = Scoring(row=row, share=share, top=top, emit=emit, slices=self._batch.prompt_logits(row))
         with self._wake:
             self._scorings.append(scoring)
             self._wake.notify()
@@ -269,32 +286,37 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._commands or self._waiting or self._active or self._scorings or self._closed):
+                while not (self._commands or self._turns or self._active or self._scorings or self._closed):
                     self._wake.wait()
                 if self._closed:
                     break
                 commands, self._commands = self._commands, deque()
-                space = self._max_batch - len(self._active)
-                joining = [self._waiting.popleft() for _ in range(min(space, len(self._waiting)))]
+                self._turns.drop(lambda g: g.cancelled.is_set())
+                stay = [g for g in self._active.values() if not g.cancelled.is_set()]
+                for g in stay:  # each got a token in the last step
+                    self._turns.charge(g.share)
+                joining = self._turns.take(Counter(g.share.tenant for g in stay))
             for command in commands:
                 command()
             try:
-                self._advance([g for g in joining if not g.cancelled.is_set()])
+                self._advance(joining)
             except BaseException:  # a panic in llguidance is not an Exception, and this thread must survive it
                 log.exception("engine step failed; its requests end with an error")
                 self._fail(joining)
             self._score_slice()
-        self._fail(self._waiting)
+        self._fail(self._turns)
         for scoring in self._scorings:
             scoring.emit(None)
 
     def _score_slice(self) -> None:
-        """Score the next slice of the first prompt that waits for it."""
-        while self._scorings and self._scorings[0].cancelled.is_set():
-            self._scorings.popleft()
-        if not self._scorings:
-            return
-        scoring, adapter = self._scorings[0], self._scorings[0].row.adapter
+        """Score the next slice of a prompt of the tenant that received the fewest tokens."""
+        with self._wake:
+            self._scorings = [s for s in self._scorings if not s.cancelled.is_set()]
+            scoring = min(self._scorings, key=lambda s: self._turns.received(s.share), default=None)
+            if scoring is None:
+                return
+            self._turns.charge(scoring.share, SLICE * PROMPT_TOKEN)
+        adapter = scoring.row.adapter
         try:
             if adapter is not None and adapter not in self._attached:
                 raise RuntimeError(f"adapter {adapter} was detached")
@@ -303,10 +325,10 @@ class Engine:
             scoring.num_scored += len(logits)
             scoring.emit(logprobs_of(logits, scoring.row.prompt[at : at + len(logits)], top=scoring.top))
             if scoring.num_scored + 1 >= len(scoring.row.prompt):
-                self._scorings.popleft()
+                scoring.cancel()
         except BaseException:
             log.exception("scoring a prompt failed; its request ends with an error")
-            self._scorings.popleft()
+            scoring.cancel()
             scoring.emit(None)
 
     def _advance(self, joining: list[Generation]) -> None:

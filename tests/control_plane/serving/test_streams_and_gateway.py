@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -25,6 +26,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
 from ft_assets.datasets.conversation import normalize_request
 from ft_assets.errors import InvalidRequest, NotFound
+from tests.support.jobs.followed_jobs import until
 from tests.support.jobs.registered_adapter import add_adapter
 
 
@@ -67,13 +69,14 @@ def test_a_stream_that_broke_off_goes_on_behind_the_last_event(api_url: str, api
 def engine() -> FastAPI:
     """An inference server: it answers with the model that it was asked for, and records what it was sent."""
     app = FastAPI()
-    app.state.seen = []
+    app.state.seen, app.state.senders = [], []
     app.state.hung_up, app.state.gave_up = threading.Event(), threading.Event()
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Any:
         body = await request.json()
         app.state.seen.append(body)
+        app.state.senders.append((request.headers.get("x-ft-tenant"), request.headers.get("x-ft-weight")))
         if body.get("max_tokens") == 0:
             return JSONResponse(
                 {"error": {"message": "max_tokens must be at least 1", "type": "BadRequestError", "param": None, "code": 400}}, 400
@@ -148,6 +151,49 @@ def test_a_caller_that_hangs_up_ends_the_generation(caller: tuple[str, openai.Op
     with client.chat.completions.create(model="tiny-base", messages=ASK, stream=True, max_tokens=999) as chunks:
         next(iter(chunks))
     assert engine.state.hung_up.wait(timeout=60)
+
+
+def test_answers_in_flight_are_limited_by_key_and_tenant(served: tuple[Platform, str], engine: FastAPI) -> None:
+    """A free tenant has 8 answers under way, and each of its keys 6."""
+    platform, url = served
+    tenant, other = (tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="free") for _ in range(2))
+    second = tenants.create_key(platform, tenant[0].id, name="second", scopes=["read"])
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key=key.secret, max_retries=0))
+            for key in (tenant[1], second, other[1])
+        ]
+
+        def open_stream(client: openai.OpenAI) -> openai.Stream[Any]:
+            stream = client.chat.completions.create(model="tiny-base", messages=ASK, stream=True, max_tokens=999)
+            next(iter(stream))
+            return stack.enter_context(stream)
+
+        streams = [open_stream(clients[0]) for _ in range(6)]
+        with pytest.raises(openai.RateLimitError, match=f"6 answers are under way for {tenant[1].id}, limit 6") as refused:
+            open_stream(clients[0])
+        assert refused.value.code == "too_many_in_flight"
+        assert refused.value.response.headers["retry-after"] == "1"
+        assert "x-should-retry" not in refused.value.response.headers
+        open_stream(clients[1])
+        open_stream(clients[1])
+        with pytest.raises(openai.RateLimitError, match=f"8 answers are under way for {tenant[0].id}, limit 8"):
+            open_stream(clients[1])
+        with pytest.raises(openai.RateLimitError):
+            clients[1].responses.create(model="tiny-base", input="hi")
+        open_stream(clients[2])
+        assert engine.state.senders[-1] == (other[0].id, "1")
+        assert not _answers(clients[0]) and not _answers(clients[1])
+        streams[0].close()
+        until(lambda: _answers(clients[0]))
+        assert _answers(clients[1])
+
+
+def _answers(client: openai.OpenAI) -> bool:
+    try:
+        return client.chat.completions.create(model="tiny-base", messages=ASK).choices[0].message.content == "hello"
+    except openai.RateLimitError:
+        return False
 
 
 def test_a_caller_that_hangs_up_before_a_whole_answer_ends_the_servers_request(

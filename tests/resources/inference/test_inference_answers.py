@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ import pytest
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
+from control_plane.serving.gateway import TENANT, WEIGHT
 from resources.inference import logprobs
 from resources.inference.answers import Call, Echo, events, parts
 from resources.inference.engine.batch import SLICE
 from resources.inference.engine.engine_thread import Engine, Generation, Scoring
+from resources.inference.engine.fair_turns import Share
 from resources.inference.engine.sampler import Sampling
 from resources.inference.server import Server, create_app
+from tests.support.jobs.followed_jobs import until
 from tests.support.models.tiny_model import CONTEXT, build_tiny_model
 from tests.support.servers.inference_server import HEADERS, TOKEN
 
@@ -90,6 +94,42 @@ def test_client_that_hangs_up_on_a_whole_answer_frees_its_places(engine: Watched
         assert time.monotonic() < deadline, "the generations run on"
         time.sleep(0.05)
     assert all(len(one.row.generated) < 400 for one in engine.asked)
+
+
+def test_a_tenant_beside_one_that_floods_waits_for_one_step(engine: Watched, serve: Callable[[ASGIApp], str]) -> None:
+    """150 streams fill three quarters of the batch; the header names whose request it is."""
+    engine.step_s = 0.02
+    url = serve(create_app(server_of(engine), token=TOKEN))
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 400, "n": 15, "logit_bias": {"64": 100}}
+    with httpx.Client(base_url=url, headers=HEADERS, timeout=60) as client, ThreadPoolExecutor(10) as pool:
+        flood = [pool.submit(client.post, "/v1/completions", json=body, headers={TENANT: "loud"}) for _ in range(10)]
+        until(lambda: sum(bool(one.row.generated) for one in engine.asked) == 24)
+        began = time.monotonic()
+        quick = {**body, "n": 1, "max_tokens": 2}
+        assert client.post("/v1/completions", json=quick, headers={TENANT: "quiet"}).status_code == 200
+        assert time.monotonic() - began < 5, "it waited for an answer of the other tenant"
+        assert sum(bool(one.row.generated) for one in engine.asked) == 25, "no further one of the flood joined"
+        assert engine.asked[-1].share == Share(tenant="quiet")
+        for one in engine.asked:
+            one.max_tokens = 1
+        assert {answer.result().status_code for answer in flood} == {200}
+
+
+def test_more_answers_than_wait_are_refused(engine: Watched, serve: Callable[[ASGIApp], str]) -> None:
+    engine.step_s = 0.02
+    url = serve(create_app(server_of(engine), token=TOKEN))
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 400, "n": 16, "logit_bias": {"64": 100}}
+    with httpx.Client(base_url=url, headers=HEADERS, timeout=60) as client, ThreadPoolExecutor(40) as pool:
+        flood = [pool.submit(client.post, "/v1/completions", json=body, headers={TENANT: "loud", WEIGHT: "4"}) for _ in range(40)]
+        until(lambda: any(answer.done() for answer in flood))
+        refused = next(answer for answer in flood if answer.done()).result()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert client.post("/v1/completions", json={**body, "n": 1, "max_tokens": 2}, headers={TENANT: "quiet"}).status_code == 200
+        assert engine.asked[0].share == Share(tenant="loud", weight=4)
+        engine.step_s = 0
+        for one in engine.asked:
+            one.max_tokens = 1
+        assert {answer.result().status_code for answer in flood} == {200, 503}
 
 
 def test_a_step_of_other_requests_waits_for_one_slice_of_a_scored_prompt(engine: Watched) -> None:

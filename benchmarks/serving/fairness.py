@@ -1,0 +1,118 @@
+"""Time to first token of a quiet tenant while another floods, through the API and one embedded server.
+
+    python -m benchmarks.serving.fairness [--quick] [--streams 150] [--out benchmarks/serving_fairness_cpu_202611.json]
+
+The quiet tenant sends one streamed chat after the other, first alone, then while a tenant of the same tier keeps so many streams open, each
+of a long answer; refused ones are sent again after the time that the refusal names. `ratio_p95` is the target's figure: at most 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.serving.place import BASE_NAME, QUESTION, Place, place
+from control_plane.tenants import service as tenants
+
+PAUSE_S = 0.2
+LONG_PROMPT = [{"role": "user", "content": "Where is my parcel? " * 40}]
+
+
+def first_token_s(client: httpx.Client, key: str) -> float:
+    """Return the seconds until a streamed answer shows something."""
+    body = {"model": BASE_NAME, "messages": QUESTION, "max_tokens": 8, "temperature": 0, "stream": True}
+    began = time.perf_counter()
+    with client.stream("POST", "/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}) as answer:
+        answer.raise_for_status()
+        for line in answer.iter_lines():
+            if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+                return time.perf_counter() - began
+    raise AssertionError("the answer was empty")
+
+
+def measured(url: str, key: str, count: int) -> dict[str, float]:
+    with httpx.Client(base_url=url, timeout=600, trust_env=False) as client:
+        first_token_s(client, key)
+        found = []
+        for _ in range(count):
+            found.append(1000 * first_token_s(client, key))
+            time.sleep(PAUSE_S)
+    return {"p50_ms": round(statistics.median(found), 1), "p95_ms": round(sorted(found)[int(0.95 * len(found))], 1)}
+
+
+class Flood:
+    """Threads that each keep one stream open."""
+
+    def __init__(self, url: str, key: str, *, streams: int) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.tokens = 0
+        self._url, self._key, self._ends = url, key, threading.Event()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(streams)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _run(self) -> None:
+        body = {"model": BASE_NAME, "messages": LONG_PROMPT, "max_tokens": 200, "temperature": 1, "stream": True, "logit_bias": {"2": -100}}
+        headers = {"authorization": f"Bearer {self._key}"}
+        with httpx.Client(base_url=self._url, timeout=600, trust_env=False, headers=headers) as client:
+            while not self._ends.is_set():
+                try:
+                    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                        self.statuses[answer.status_code] += 1
+                        if answer.status_code == 200:
+                            for line in answer.iter_lines():
+                                self.tokens += line.startswith("data: {")
+                                if self._ends.is_set():
+                                    return
+                        wait_s = float(answer.headers.get("retry-after", "0"))
+                except httpx.HTTPError:
+                    self.statuses[0] += 1
+                    wait_s = 0.5
+                self._ends.wait(wait_s)
+
+
+def measure(there: Place, *, streams: int, count: int) -> dict[str, Any]:
+    keys = [tenants.create(there.platform, name, tier="premium")[1].secret for name in ("quiet", "loud")]
+    url = there.api.url
+    alone = measured(url, keys[0], count)
+    began = time.monotonic()
+    flood = Flood(url, keys[1], streams=streams)
+    time.sleep(5)
+    beside = measured(url, keys[0], count)
+    seconds = time.monotonic() - began
+    flood.end()
+    return {
+        "streams": streams, "alone": alone, "beside": beside, "ratio_p95": round(beside["p95_ms"] / alone["p95_ms"], 2),
+        "flood_tokens_per_s": round(flood.tokens / seconds, 1), "flood_statuses": dict(flood.statuses),
+    }  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--streams", type=int, default=150)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(arguments)
+    with place(num_servers=1) as there:
+        found = measure(there, streams=given.streams, count=10 if given.quick else 60)
+    print(json.dumps(found, indent=1))
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Which waiting requests join the batch: tenants take turns by the tokens that they received, not by who came first.
+
+1. A tenant with no running request may take any free slot; the others leave the last `reserved` slots to such tenants.
+2. Of the tenants that may take a slot, one with no running request is next, then the one that received the fewest tokens for its weight;
+   of equals, the one that has waited longest. A tenant that comes back starts level with the least served of the present ones, so that it
+   can neither save up nor owe.
+3. A tenant's own requests join in the order in which they came.
+4. Prompts that join in one step have at most `max_join_tokens` tokens together, or are one: a step does not get longer than that.
+
+Tokens of a prompt count half as much as those of an answer. The counter is that of "Fairness in Serving Large Language Models"
+(https://arxiv.org/abs/2401.00588).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+PROMPT_TOKEN = 0.5
+"""Cost of a prompt's token in tokens of an answer, as in the paper."""
+MAX_KNOWN = 10_000
+"""Tenants whose counters are kept."""
+T = TypeVar("T")
+
+
+class QueueFull(Exception):
+    """More requests wait than the queue takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """For whom a request is, and with which weight among the others."""
+
+    tenant: str = ""
+    weight: float = 1.0
+
+
+@dataclass(kw_only=True, slots=True)
+class _Tenant:
+    received: float = 0.0
+    """Tokens, divided by the weight."""
+    waiting: deque[int] = field(default_factory=deque)
+    """Numbers of waiting requests in the order in which they came."""
+
+
+class FairTurns(Generic[T]):
+    """Waiting requests of all tenants. Not thread-safe."""
+
+    def __init__(self, *, max_rows: int, max_join_tokens: int, max_waiting: int, max_waiting_each: int) -> None:
+        self._max_rows, self._max_join_tokens = max_rows, max_join_tokens
+        self._max_waiting, self._max_waiting_each = max_waiting, max_waiting_each
+        self.reserved = max_rows // 4
+        self._tenants: dict[str, _Tenant] = {}
+        self._items: dict[int, tuple[T, Share, int]] = {}
+        self._running: Counter[str] = Counter()
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([item for item, _, _ in self._items.values()])
+
+    def add(self, item: T, share: Share, *, num_tokens: int) -> None:
+        """Queue a request with a prompt of `num_tokens`; ``QueueFull`` beyond the limits."""
+        tenant = self._tenants.get(share.tenant)
+        if len(self._items) >= self._max_waiting or (tenant is not None and len(tenant.waiting) >= self._max_waiting_each):
+            raise QueueFull
+        if tenant is None:
+            tenant = self._tenants[share.tenant] = _Tenant()
+        if not tenant.waiting and not self._running[share.tenant]:
+            present = [other.received for name, other in self._tenants.items() if other is not tenant and self._is_present(name)]
+            tenant.received = max(tenant.received, min(present, default=tenant.received))
+        tenant.waiting.append(self._next)
+        self._items[self._next] = (item, share, num_tokens)
+        self._next += 1
+        if len(self._tenants) > MAX_KNOWN:
+            self._tenants = {name: one for name, one in self._tenants.items() if self._is_present(name)}
+
+    def take(self, running: Counter[str]) -> list[T]:
+        """Return the requests that join now, beside those that are `running`, by tenant."""
+        self._running = running
+        taken: list[T] = []
+        tokens = 0
+        while (name := self._turn()) is not None:
+            number = self._tenants[name].waiting[0]
+            item, share, num_tokens = self._items[number]
+            tokens += num_tokens
+            if taken and tokens > self._max_join_tokens:
+                break
+            self._tenants[name].waiting.popleft()
+            del self._items[number]
+            self._running[name] += 1
+            self.charge(share, num_tokens * PROMPT_TOKEN)
+            taken.append(item)
+        return taken
+
+    def charge(self, share: Share, num_tokens: float = 1.0) -> None:
+        """Count tokens that a tenant received."""
+        self._tenants.setdefault(share.tenant, _Tenant()).received += num_tokens / share.weight
+
+    def received(self, share: Share) -> float:
+        """Return the tokens that a tenant received, divided by its weight."""
+        return self._tenants[share.tenant].received if share.tenant in self._tenants else 0.0
+
+    def drop(self, is_gone: Callable[[T], bool]) -> None:
+        """Remove the waiting requests that are gone."""
+        for number in [number for number, (item, _, _) in self._items.items() if is_gone(item)]:
+            _, share, _ = self._items.pop(number)
+            self._tenants[share.tenant].waiting.remove(number)
+
+    def _turn(self) -> str | None:
+        free = self._max_rows - self._running.total()
+        may = [
+            (bool(self._running[name]), tenant.received, tenant.waiting[0], name)
+            for name, tenant in self._tenants.items()
+            if tenant.waiting and free > (self.reserved if self._running[name] else 0)
+        ]
+        return min(may)[-1] if may else None
+
+    def _is_present(self, name: str) -> bool:
+        return bool(self._running[name]) or bool(self._tenants[name].waiting)
