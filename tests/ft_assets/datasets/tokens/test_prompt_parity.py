@@ -8,6 +8,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,7 @@ log = logging.getLogger(__name__)
 def load(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, merging_model: Path) -> Load:
     root = tmp_path_factory.mktemp("parity")
 
+    @cache
     def made(name: str) -> ChatTokenizer:
         if name in FAMILIES:
             return ChatTokenizer.load(build(root / name, name))
