@@ -27,13 +27,18 @@ GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 REFUSED: Sequence[Network] = [
     ipaddress.ip_network(n)
     for n in (
+        "192.0.0.0/24",  # protocols' own, two anycast addresses among them
+        "192.31.196.0/24",  # AS112: answers for private addresses
+        "192.52.193.0/24",  # AMT relays
         "192.88.99.0/24",  # relays of 6to4
+        "192.175.48.0/24",  # AS112
         "2001::/23",  # Teredo and other protocols' own
         "2002::/16",  # 6to4: an IPv4 address inside, whichever
+        "2620:4f:8000::/48",  # AS112
         "3fff::/20",  # documentation
     )
 ]
-"""Global by their prefix, and no server of anybody's."""
+"""Global by their prefix, and no server of anybody's: with what Python calls not global, IANA's registries of special-purpose addresses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,28 @@ def test_an_address_that_is_not_plainly_public_is_refused(address: str) -> None:
         permitted(parse("https://hooks.example.com/"), [address], allowed=())
 
 
+SPECIAL = (
+    "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.0.0/29 192.0.0.8/32 192.0.0.9/32 "
+    "192.0.0.10/32 192.0.0.170/31 192.0.2.0/24 192.31.196.0/24 192.52.193.0/24 192.88.99.0/24 192.168.0.0/16 192.175.48.0/24 "
+    "198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 240.0.0.0/4 255.255.255.255/32 "
+    "::1/128 ::/128 64:ff9b:1::/48 100::/64 100:0:0:1::/64 2001::/23 2001::/32 2001:1::1/128 2001:1::2/128 2001:1::3/128 2001:2::/48 "
+    "2001:3::/32 2001:4:112::/48 2001:10::/28 2001:20::/28 2001:30::/28 2001:db8::/32 2002::/16 2620:4f:8000::/48 3fff::/20 5f00::/16 "
+    "fc00::/7 fe80::/10"
+).split()
+"""IANA's IPv4 and IPv6 special-purpose address registries, without the forms that embed an IPv4 address."""
+
+
+@pytest.mark.parametrize("network", SPECIAL)
+def test_special_purpose_addresses_are_not_public(network: str) -> None:
+    block = ipaddress.ip_network(network)
+    assert [a for a in (block[0], block[block.num_addresses // 2], block[-1]) if is_public(a)] == []
+
+
+@pytest.mark.parametrize("address", ["192.0.1.1", "192.31.195.255", "192.31.197.0", "192.175.49.1", "2620:4f:8001::1"])
+def test_neighbours_of_special_purpose_addresses_are_public(address: str) -> None:
+    assert is_public(ipaddress.ip_address(address))
+
+
 @pytest.mark.parametrize("address", ["8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8", "64:ff9b::808:808"])
 def test_a_public_address_is_allowed(address: str) -> None:
     assert permitted(parse("https://hooks.example.com/"), [address], allowed=()) == [ipaddress.ip_address(address)]
