@@ -19,7 +19,7 @@ from control_plane.api.metrics import routes as metrics
 from control_plane.api.metrics.current_alerts import CurrentAlerts
 from control_plane.api.metrics.gauges import RecentGauges
 from control_plane.api.metrics.request_metrics import RequestMeter
-from control_plane.api.middleware import RequestIds
+from control_plane.api.middleware import AllowedHosts, RequestIds
 from control_plane.api.openapi import Described
 from control_plane.api.request_bodies import RequestBodies
 from control_plane.attempts import routes as checkpoint_permissions
@@ -88,6 +88,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     error_responses.install(app)
     app.add_middleware(RateLimitHeaders)
     app.add_middleware(RequestBodies)
+    app.add_middleware(AllowedHosts, settings=platform.settings)
     app.add_middleware(RequestIds, meter=app.state.meter)
     return app
 

@@ -1,4 +1,4 @@
-"""Middleware of every request: request id, responses to failures, log line, metrics, trace span."""
+"""Middleware of every request: allowed hosts, request id, protective headers, responses to failures, log line, metrics, trace span."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.api.metrics.request_metrics import RequestMeter
+from control_plane.http import error_responses
+from control_plane.platform.settings import Settings
+from control_plane.tenants.sessions import COOKIE
+from ft_assets.errors import Forbidden
 from ft_assets.telemetry import correlation, spans
 from ft_assets.telemetry.spans import Span
 
@@ -22,6 +27,10 @@ PROBES = frozenset({"/livez", "/healthz", "/readyz", "/metrics"})
 """Requested every few seconds: logged at debug level, not counted, not traced."""
 CLIENT_GONE = 499
 """Status of a request whose sender closed the connection before the body was complete, as nginx logs it; nobody gets this answer."""
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
+"""Names of this machine; the last one is where an API that listens on all addresses finds itself."""
+ANY_HOST = "*"
+"""In ``FT_API_HOSTS``: a proxy checks the hosts."""
 UNMATCHED = "unmatched"
 """Route label of unknown paths: the path itself is arbitrary, and appears in no label or log line."""
 
@@ -62,7 +71,7 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (HEADER, request_id.encode())]
+                message["headers"] = [*protected(scope, message.get("headers", ())), (HEADER, request_id.encode())]
             answer.saw(message)
             await send(message)
 
@@ -104,6 +113,45 @@ class RequestIds:
                 seconds=answer.first_byte_s if answer.first_byte_s is not None else time.perf_counter() - answer.began,
                 code=_code(),
             )
+
+
+def protected(scope: Scope, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return `headers` so that no browser guesses a content type, and no cache keeps what the API answered to a console's session."""
+    found = [(name, value) for name, value in headers if name.lower() != b"x-content-type-options"]
+    found.append((b"x-content-type-options", b"nosniff"))
+    if scope["path"].startswith("/v1/") and f"{COOKIE}=" in (_header(scope, b"cookie") or ""):
+        found = [(name, value) for name, value in found if name.lower() != b"cache-control"]
+        found += [(b"cache-control", b"no-store"), (b"vary", b"cookie")]
+    return found
+
+
+class AllowedHosts:
+    """Refuses a request under a name that is not the API's: a foreign one that resolves to this machine (DNS rebinding), or a mistaken one.
+
+    Allowed are the hosts of `settings`, loopback names, and the address that the connection was made to. Probes may use any.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        own = (urlsplit(url).hostname for url in (settings.public_url, settings.internal_url))
+        self._hosts = LOOPBACK | {host for host in own if host} | set(settings.api_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] == "http" and scope["path"] not in PROBES and not self._allows(scope):
+            named = ", ".join(value.decode("latin-1") for key, value in scope["headers"] if key == b"host")
+            message = f"host {named[:100]!r} is not allowed; use {min(self._hosts - LOOPBACK, default='localhost')}, or have an operator"
+            app = error_responses.response(Forbidden(f"{message} set FT_PUBLIC_URL or add yours to FT_API_HOSTS", code="host_not_allowed"))
+        await app(scope, receive, send)
+
+    def _allows(self, scope: Scope) -> bool:
+        named = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
+        try:
+            host = urlsplit(f"//{named[0]}").hostname if len(named) == 1 else None
+        except ValueError:
+            return False
+        reached = (scope.get("server") or ("",))[0]
+        return host is not None and (host in self._hosts or host == reached or ANY_HOST in self._hosts)
 
 
 def route_of(scope: Scope) -> str:

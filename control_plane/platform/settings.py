@@ -44,6 +44,9 @@ class Settings:
     api_host: str = "127.0.0.1"
     api_port: int = 8000
     """``FT_API_HOST``, ``FT_API_PORT``: default 127.0.0.1:8000."""
+    api_hosts: tuple[str, ...] = ()
+    """``FT_API_HOSTS``: further names (comma-separated) under which the API is reached, beside the hosts of `public_url` and
+    `internal_url`, loopback names and the address of the connection; ``*``: any. Requests under others are refused. Default: none."""
     dagster_port: int = 3000
     """``FT_DAGSTER_PORT``: default 3000."""
     dagster_hosts: tuple[str, ...] = ()
@@ -365,6 +368,7 @@ _BY_NAME: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("prepare_runs", "run_days", "start_attempts"), _at_least(1, int)),
     "max_lora_rank": _checked(int, f"use one of {', '.join(map(str, ENGINE_RANKS))}, the ranks of vLLM", ENGINE_RANKS.__contains__),
     "hung_after_s": _at_least(6.0),  # a probe alone may take 5 s
+    "api_hosts": lambda text: tuple(urlsplit(f"//{word}").hostname or word for word in _words(text)),
     "dagster_hosts": lambda text: _words(text.lower()),
     "object_store_networks": lambda text: tuple(str(ipaddress.ip_network(word)) for word in _words(text)),
     "inference_urls": lambda text: tuple(map(_address, _words(text))),

@@ -52,7 +52,7 @@ def lines() -> Iterator[Callable[..., list[dict[str, Any]]]]:
 
 @pytest.fixture
 def served(platform: Platform) -> Iterator[TestClient]:
-    with TestClient(create_app(platform)) as client:
+    with TestClient(create_app(platform), base_url="http://localhost") as client:
         yield client
 
 

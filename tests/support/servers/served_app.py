@@ -16,9 +16,9 @@ from resources import http_server
 
 
 @contextmanager
-def served(app: ASGIApp, *, port: int = 0, **options: Any) -> Iterator[str]:
+def served(app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> Iterator[str]:
     """Serve `app` and return its URL; `options` are those of ``uvicorn.Config``."""
-    listener = socket.create_server(("127.0.0.1", port))
+    listener = socket.create_server((host, port))
     server = uvicorn.Server(http_server.config(app, log_level="warning", timeout_graceful_shutdown=1, **options))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -28,7 +28,7 @@ def served(app: ASGIApp, *, port: int = 0, **options: Any) -> Iterator[str]:
         assert time.monotonic() < deadline, "uvicorn did not start in 20 s"
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://{host}:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(timeout=60)

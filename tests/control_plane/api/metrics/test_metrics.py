@@ -264,14 +264,14 @@ def test_a_proxied_caller_does_not_count_as_local(api_url: str, header: str) -> 
 
 
 def test_where_a_token_is_set_it_alone_opens_the_metrics(new_platform: Callable[..., Platform], api_key: str) -> None:
-    with TestClient(create_app(new_platform(metrics_token="s3cret"))) as client:
+    with TestClient(create_app(new_platform(metrics_token="s3cret")), base_url="http://localhost") as client:
         assert client.get("/metrics").status_code == 403
         assert client.get("/metrics", headers={"authorization": f"Bearer {api_key}"}).status_code == 403
         assert client.get("/metrics", headers={"authorization": "Bearer s3cret", "x-forwarded-for": "203.0.113.9"}).status_code == 200
 
 
 def test_a_caller_from_elsewhere_is_refused_without_a_token(platform: Platform) -> None:
-    with TestClient(create_app(platform), client=("203.0.113.9", 1234)) as client:
+    with TestClient(create_app(platform), base_url="http://localhost", client=("203.0.113.9", 1234)) as client:
         answer = client.get("/metrics")
     assert answer.status_code == 403
     assert "FT_METRICS_TOKEN" in answer.json()["error"]["message"]
