@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ft_assets.datasets.conversation import read_conversation, read_request
+from ft_assets.datasets.conversation import normalize_request, read_conversation, read_request
 from ft_assets.datasets.schema import Message
 from ft_assets.datasets.shapes import to_example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
@@ -121,6 +121,45 @@ def test_wire_form_reads_back_as_the_same_conversation_and_keeps_the_order_of_ke
     assert wire["messages"][2]["tool_calls"][0] == CALL
     assert list(wire["tools"][0]["function"]["parameters"]["properties"]) == ["reason", "city"]
     assert wire["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+def test_wire_form_has_reasoning_under_every_name_that_servers_read() -> None:
+    wire = read_conversation([USER, {"role": "assistant", "content": "Rain.", "thinking": "Look outside."}]).as_openai()
+    assert wire["messages"][1] == {
+        "role": "assistant", "content": "Rain.", "reasoning_content": "Look outside.", "thinking": "Look outside.",
+        "reasoning": "Look outside.",
+    }  # fmt: skip
+
+
+def test_call_without_an_id_has_none_on_the_wire_either() -> None:
+    bare = {"function": {"name": "now", "arguments": ""}}
+    wire = read_conversation([USER, {**CALLED, "tool_calls": [bare]}]).as_openai()
+    assert wire["messages"][1]["tool_calls"] == [{"type": "function", "function": {"name": "now", "arguments": "{}"}}]
+
+
+def test_first_of_several_faults_is_named() -> None:
+    assert refusal([USER, {"role": "critic", "content": "a"}, {"role": "user"}]).param == "messages[1].role"
+
+
+def test_normalized_request_has_one_form_of_the_conversation_and_keeps_its_other_fields() -> None:
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {"reason": {}, "city": {}}}}
+    body = {
+        "model": "m", "messages": [{"role": "developer", "content": "Brief."}, USER], "functions": [function], "enable_thinking": False,
+        "temperature": 0.5,
+    }  # fmt: skip
+    tools = [{"type": "function", "function": function}]
+    assert normalize_request(body) == {
+        "model": "m", "temperature": 0.5, "messages": [{"role": "system", "content": "Brief."}, USER], "tools": tools,
+        "chat_template_kwargs": {"enable_thinking": False, "tools": tools},
+    }  # fmt: skip
+    assert normalize_request(normalize_request(body)) == normalize_request(body)
+
+
+def test_other_tools_among_the_templates_variables_are_refused() -> None:
+    other = {**TOOL, "function": {**TOOL["function"], "name": "lamp"}}  # type: ignore[dict-item]
+    with pytest.raises(InvalidRequest) as found:
+        read_request({"messages": [USER], "tools": [TOOL], "chat_template_kwargs": {"tools": [other]}})
+    assert (found.value.code, found.value.param) == ("invalid_template_kwargs", "chat_template_kwargs")
 
 
 def test_large_conversation_with_faults_everywhere_is_refused_fast_and_briefly() -> None:

@@ -73,6 +73,14 @@ def test_stored_rows_keep_the_key_order_of_the_file(text: bool, change: Callable
     assert json.dumps(example.response_format) == json.dumps(row["response_format"])
 
 
+def test_templates_get_calls_in_the_order_of_requests() -> None:
+    """Some write a whole call as JSON, and a model would learn another order than it is later shown."""
+    call = ToolCall(name="weather", arguments={"reason": "asked", "city": "Lima"}, id="c1")
+    assert json.dumps(call.as_template()) == (
+        '{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"reason": "asked", "city": "Lima"}}}'
+    )
+
+
 def test_parquet_structs_keep_the_order_of_their_fields(tmp_path: Path) -> None:
     rows = [{**graded(i), "response_format": json.dumps(graded(i)["response_format"])} for i in range(3)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")

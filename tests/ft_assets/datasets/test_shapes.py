@@ -65,7 +65,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str, str, Example]] = {
         {
             "messages": [
                 {"role": "developer", "content": "s"},
-                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]},
                 {"role": "assistant", "content": "c", "weight": 0.0},
                 {"role": "user", "content": "d", "name": "Ann"},
                 {"role": "assistant", "content": "e", "weight": 1},
@@ -265,6 +265,15 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
         ("messages[0].weight", "invalid_weight"),
     ),
     "a weight that is a list": ({"messages": [{"role": "user", "content": "x", "weight": [1]}]}, ("messages[0].weight", "invalid_weight")),
+    "a weight that is true": ({"messages": [{"role": "user", "content": "x", "weight": True}]}, ("messages[0].weight", "invalid_weight")),
+    "two answers about thinking": (
+        {**chat("a", "b"), "enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+        ("enable_thinking", "invalid_template_kwargs"),
+    ),
+    "reasoning of a user": (
+        {"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]},
+        ("messages[0].reasoning_content", "invalid_reasoning"),
+    ),
     "a preference that asks nothing": ({"chosen": "a", "rejected": "b"}, ("prompt", "missing_field")),
     "one answer of two": (
         {"input": {"messages": PROMPT}, "preferred_output": PROMPT}, ("non_preferred_output", "missing_field")),

@@ -115,6 +115,17 @@ def test_call_that_is_cut_off_gives_what_was_written_and_no_markup(root: Path, n
     assert '{"numb' in seen
 
 
+def test_answer_ends_with_tool_calls_only_if_the_model_ended_complete_calls_of_its_own_choice(root: Path) -> None:
+    reading = reading_of(root, "qwen2_5")
+    text = generated(root, "qwen2_5", [("find_order", {"number": "A-17"})], "")
+    whole, cut, named = reading.stream(), reading.stream(), replace(reading, named=True).stream()
+    for stream, said in ((whole, text), (cut, text[: text.index("A-17")]), (named, text)):
+        stream.add(said)
+    assert [whole.finish_reason(reason) for reason in ("stop", "length")] == ["tool_calls", "length"]
+    assert [cut.finish_reason(reason) for reason in ("stop", "length")] == ["stop", "length"]
+    assert named.finish_reason("stop") == "stop", "the request chose the function"
+
+
 def test_text_that_only_resembles_a_call_is_content_as_it_is(root: Path) -> None:
     texts = {"qwen2_5": 'a <tool_ call>  \n {"name": 1} < ', "llama3": ' {"name": "x"} ', "mistral": "[TOOL_CALL] [{}]\n"}
     for name, text in texts.items():

@@ -116,6 +116,14 @@ def test_stop_string_ends_the_content_of_an_answer_with_tools(clients: dict[str,
             assert answer.usage.completion_tokens < 40
 
 
+def test_named_function_is_called_once_where_a_demanded_call_may_be_followed_by_more(clients: dict[str, openai.OpenAI]) -> None:
+    def num_calls(choice: Any, seed: int) -> int:
+        return len(create(clients["qwen2_5"], tool_choice=choice, seed=seed, max_tokens=400).choices[0].message.tool_calls)
+
+    assert {num_calls({"type": "function", "function": {"name": "now"}}, seed) for seed in range(12)} == {1}
+    assert max(num_calls("required", seed) for seed in range(12)) > 1
+
+
 def test_model_chooses_and_calls_are_constrained_from_their_mark_on(clients: dict[str, openai.OpenAI]) -> None:
     reasons, parallel = set[str](), 0
     for seed in range(30):
@@ -146,6 +154,17 @@ def test_stream_adds_up_to_the_whole_answer(clients: dict[str, openai.OpenAI], f
                     calls[-1]["arguments"] += piece.function.arguments
         told = [{"name": c.function.name, "arguments": c.function.arguments} for c in whole.message.tool_calls or ()]
         assert (content or None, calls, reason) == (whole.message.content, told, whole.finish_reason)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_streamed_calls_have_each_log_probability_once(clients: dict[str, openai.OpenAI], choice: str) -> None:
+    for seed in range(3):
+        asked: dict[str, Any] = {"tool_choice": choice, "seed": seed, "logprobs": True, "parallel_tool_calls": False}
+        whole = create(clients["qwen2_5"], **asked)
+        pieces = [chunk.choices[0].logprobs for chunk in create(clients["qwen2_5"], **asked, stream=True)]
+        streamed = [token for piece in pieces if piece for token in piece.content]
+        assert streamed == whole.choices[0].logprobs.content
+        assert whole.usage.completion_tokens <= len(streamed) <= whole.usage.completion_tokens + 1, "the end of an answer has one too"
 
 
 class Lamp(BaseModel):

@@ -148,11 +148,13 @@ def test_log_probabilities_of_a_prompt_and_its_answer_are_those_of_transformers(
     assert found.token_logprobs[-1] == max(found.top_logprobs[-1].values())  # greedy: the very number
 
 
-def test_an_echo_without_an_answer_has_the_adapters_log_probabilities(client: openai.OpenAI) -> None:
-    both = [
-        client.completions.create(model=model, prompt=TEXT, max_tokens=0, echo=True, logprobs=0).choices[0] for model in ("tiny", "acme")
-    ]
-    assert [choice.text for choice in both] == [TEXT, TEXT]
+def test_an_echo_without_an_answer_has_the_adapters_log_probabilities(client: openai.OpenAI, tokenizer: Any) -> None:
+    asked: Any = {"prompt": TEXT, "max_tokens": 0, "echo": True, "logprobs": 0}
+    answers = [client.completions.create(model=model, **asked) for model in ("tiny", "acme")]
+    both = [answer.choices[0] for answer in answers]
+    assert [(choice.text, choice.finish_reason) for choice in both] == [(TEXT, "length")] * 2
+    assert answers[0].usage is not None
+    assert (answers[0].usage.prompt_tokens, answers[0].usage.completion_tokens) == (len(tokenizer(TEXT)["input_ids"]), 0)
     of_base, of_adapter = (choice.logprobs.token_logprobs[1:] for choice in both if choice.logprobs and choice.logprobs.token_logprobs)
     assert of_base != of_adapter
 
@@ -182,7 +184,34 @@ def test_an_answer_that_ends_at_once_has_the_log_probability_of_its_end(client: 
     assert (answer.choices[0].finish_reason, len(found.tokens)) == ("stop", len(tokenizer(TEXT)["input_ids"]) + 1)
 
 
-def test_a_bias_forces_or_forbids_a_token(client: openai.OpenAI, tokenizer: Any) -> None:
+@pytest.mark.parametrize("share", [0.9, 1.1])
+def test_a_bias_is_added_to_the_tokens_own_score(client: openai.OpenAI, reference: Any, tokenizer: Any, share: float) -> None:
+    scores = reference(tokenizer(TEXT)["input_ids"])[-1]
+    other = next(i for i in scores.argsort().tolist() if tokenizer.decode([i]).isalnum())
+    gap = float(scores.max() - scores[other])
+    assert 0.01 < gap < 90
+    biased = client.completions.create(model="tiny", prompt=TEXT, max_tokens=1, temperature=0, logit_bias={str(other): share * gap})
+    assert (biased.choices[0].text == tokenizer.decode([other])) == (share > 1)
+
+
+def test_a_bias_forbids_a_token(client: openai.OpenAI, reference: Any, tokenizer: Any) -> None:
+    likeliest, next_ = reference(tokenizer(TEXT)["input_ids"])[-1].topk(2)[1].tolist()
+    asked: Any = {"model": "tiny", "prompt": TEXT, "max_tokens": 1, "temperature": 0, "logprobs": 0}
+    found = client.completions.create(**asked, logit_bias={str(likeliest): -100}).choices[0].logprobs
+    assert found is not None and found.token_logprobs
+    assert found.token_logprobs[0] == pytest.approx(float(reference(tokenizer(TEXT)["input_ids"])[-1, next_]), abs=1e-4)
+
+
+def test_a_chosen_token_is_listed_beside_a_likelier_one(client: openai.OpenAI, reference: Any, tokenizer: Any) -> None:
+    scores = reference(tokenizer(TEXT)["input_ids"])[-1]
+    unlikely = int(scores.argmin())
+    asked: Any = {"model": "tiny", "prompt": TEXT, "max_tokens": 1, "temperature": 0, "logprobs": 1}
+    found = client.completions.create(**asked, logit_bias={str(unlikely): 100}).choices[0].logprobs
+    assert found is not None and found.top_logprobs
+    assert sorted(found.top_logprobs[0].values()) == pytest.approx([float(scores.min()), float(scores.max())], abs=1e-4)
+
+
+def test_a_bias_forces_a_token(client: openai.OpenAI, tokenizer: Any) -> None:
     plain = client.completions.create(model="tiny", prompt=TEXT, max_tokens=1, temperature=0, logprobs=0).choices[0].logprobs
     assert plain is not None and plain.tokens
     chosen = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(plain.tokens[0])[0])
@@ -232,8 +261,20 @@ def test_each_prompt_of_a_list_is_answered_as_alone(client: openai.OpenAI, token
     together = client.completions.create(model="tiny", prompt=prompts, max_tokens=6, temperature=0)
     tokens = client.completions.create(model="tiny", prompt=[tokenizer(p)["input_ids"] for p in prompts], max_tokens=6, temperature=0)
     assert [c.text for c in together.choices] == [c.text for c in tokens.choices] == alone
-    twice = client.completions.create(model="tiny", prompt=prompts, max_tokens=2, n=2, seed=3)
-    assert [choice.index for choice in twice.choices] == list(range(6))
+
+
+@pytest.mark.parametrize("seed", [3, 2**64 - 1])
+def test_each_prompt_of_a_list_has_the_n_answers_that_it_has_alone(client: openai.OpenAI, tokenizer: Any, seed: int) -> None:
+    prompts = [TEXT, "Once"]
+    asked: Any = {"model": "tiny", "max_tokens": 6, "n": 2, "seed": seed, "echo": True}
+    alone = [client.completions.create(prompt=prompt, **asked) for prompt in prompts]
+    together = client.completions.create(prompt=prompts, **asked)
+    assert [choice.index for choice in together.choices] == list(range(4))
+    assert [choice.text for choice in together.choices] == [choice.text for answer in alone for choice in answer.choices]
+    assert len({choice.text for choice in together.choices}) == 4
+    assert together.usage is not None
+    assert together.usage.prompt_tokens == sum(len(tokenizer(prompt)["input_ids"]) for prompt in prompts), "once for all n answers"
+    assert together.usage.completion_tokens == sum(answer.usage.completion_tokens for answer in alone if answer.usage)
 
 
 @pytest.mark.parametrize(
