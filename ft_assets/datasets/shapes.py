@@ -259,9 +259,7 @@ def _preference(reading: Reading, value: JsonObject, row: int) -> Example:
         prompt = reading.messages(given.get("messages"), "input.messages") if isinstance(given, dict) else reading.messages(given, "input")
     else:
         prompt = _preference_prompt(reading, value)
-    chosen, rejected = (reading.turns(value.get(n), n, "assistant") for n in names)
-    if prompt and len(chosen) > len(prompt) and chosen[: len(prompt)] == rejected[: len(prompt)] == prompt:
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]  # both repeat the prompt
+    chosen, rejected = (_after(prompt, reading.turns(value.get(n), n, "assistant")) for n in names)
     if not prompt and not reading.problems:
         shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen[:-1], rejected[:-1], strict=False))))
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
@@ -277,6 +275,11 @@ def _preference(reading: Reading, value: JsonObject, row: int) -> Example:
         response_format=reading.response_format(value),
         row=row,
     )
+
+
+def _after(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Returns an answer without the prompt, which many datasets repeat in it."""
+    return answer[len(prompt) :] if len(answer) > len(prompt) and answer[: len(prompt)] == prompt else answer
 
 
 def _preference_prompt(reading: Reading, value: JsonObject) -> tuple[Message, ...]:

@@ -225,6 +225,42 @@ SHAPES: dict[str, tuple[dict[str, Any], str, str, Example]] = {
         "preferred_output",
         Example(kind="preference", messages=(user("q"),), chosen=(assistant("a"),), rejected=(assistant("b"),), tools=(TOOL,)),
     ),
+    "preference of which one answer goes on where the other ends": (
+        {"chosen": chat("q", "a")["messages"], "rejected": chat("q", "a")["messages"] + chat("r", "b")["messages"]},
+        "preference",
+        "chosen",
+        Example(kind="preference", messages=(user("q"),), chosen=(assistant("a"),), rejected=(assistant("a"), user("r"), assistant("b"))),
+    ),
+    "preference of which one answer repeats the prompt": (
+        {"prompt": "q", "chosen": chat("q", "a")["messages"], "rejected": "b"},
+        "preference",
+        "chosen",
+        Example(kind="preference", messages=(user("q"),), chosen=(assistant("a"),), rejected=(assistant("b"),)),
+    ),
+    "preference with the form of its answers": (
+        {"prompt": "q", "chosen": "a", "rejected": "b", "response_format": {"type": "json_object"}},
+        "preference",
+        "chosen",
+        Example(
+            kind="preference",
+            messages=(user("q"),),
+            chosen=(assistant("a"),),
+            rejected=(assistant("b"),),
+            response_format={"type": "json_object"},
+        ),
+    ),
+    "Alpaca with an input of white space": (
+        {"instruction": "a", "input": " \n", "output": "b"},
+        "prompt_completion",
+        "Alpaca",
+        Example(kind="chat", messages=(user("a"), assistant("b"))),
+    ),
+    "chat with an empty system prompt beside it": (
+        {**chat("a", "b"), "system": ""},
+        "chat",
+        "messages",
+        Example(kind="chat", messages=(user("a"), assistant("b"))),
+    ),
     "text": ({"text": "abc"}, "text", "text", Example(kind="text", text="abc")),
 }
 
