@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,8 @@ def test_null_means_absent_in_every_optional_field(client: openai.OpenAI, kind: 
         ({"audio": {"voice": "a"}}, "unsupported_parameter", "audio", "not supported"),
         ({"store": True}, "unsupported_parameter", "store", "not stored"),
         ({"top_k": 5}, "unsupported_parameter", "top_k", "not supported"),
+        ({"min_p": False}, "unsupported_parameter", "min_p", "not supported"),
+        ({"repetition_penalty": True}, "unsupported_parameter", "repetition_penalty", "not supported"),
         ({"guided_json": {}}, "unsupported_parameter", "guided_json", "use response_format"),
         ({"continue_final_message": True}, "unsupported_parameter", "continue_final_message", "not supported"),
         ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort", "chat_template_kwargs"),
@@ -211,6 +214,32 @@ def test_a_chosen_token_is_listed_beside_a_likelier_one(client: openai.OpenAI, r
     assert sorted(found.top_logprobs[0].values()) == pytest.approx([float(scores.min()), float(scores.max())], abs=1e-4)
 
 
+def test_a_bias_on_the_first_token_beyond_the_vocabulary_is_refused(client: openai.OpenAI, base: Path) -> None:
+    size = json.loads((base / "config.json").read_text())["vocab_size"]
+    asked: Any = {"model": "tiny", "prompt": TEXT, "max_tokens": 1}
+    assert client.completions.create(**asked, logit_bias={str(size - 1): 1}).choices
+    with pytest.raises(openai.BadRequestError, match=f"ends at {size - 1}") as refused:
+        client.completions.create(**asked, logit_bias={str(size): 1})
+    assert (refused.value.code, refused.value.param) == ("invalid_logit_bias", "logit_bias")
+
+
+def test_offsets_of_a_generated_text_are_in_characters(client: openai.OpenAI) -> None:
+    """The second byte of a character begins where the first does."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "\u00e9a\u00e9b"}}}
+    choice = client.completions.create(model="tiny", prompt=TEXT, max_tokens=20, logprobs=0, extra_body={"response_format": form}).choices[
+        0
+    ]
+    assert choice.text == '"\u00e9a\u00e9b"'
+    assert choice.logprobs is not None and choice.logprobs.text_offset
+    assert choice.logprobs.text_offset[:8] == [0, 1, 1, 2, 3, 3, 4, 5]
+
+
+def test_max_completion_tokens_counts_where_both_limits_are_given(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=ASK, max_tokens=2, max_completion_tokens=5, logit_bias={"64": 100})
+    assert answer.usage is not None
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (5, "length")
+
+
 def test_a_bias_forces_a_token(client: openai.OpenAI, tokenizer: Any) -> None:
     plain = client.completions.create(model="tiny", prompt=TEXT, max_tokens=1, temperature=0, logprobs=0).choices[0].logprobs
     assert plain is not None and plain.tokens
@@ -283,6 +312,7 @@ def test_each_prompt_of_a_list_has_the_n_answers_that_it_has_alone(client: opena
         ([[1], []], "prompt 1 has no token"),
         ([10**7], "tokens outside"),
         (["a"] * 129, "129 answers"),
+        ([[1] * 512], "prompt has 512 tokens"),
         ([], "prompt must be"),
         (["a"] * 9 + [1], "prompt must be"),
         ([[1], ["a"]], "prompt must be"),
@@ -290,8 +320,15 @@ def test_each_prompt_of_a_list_has_the_n_answers_that_it_has_alone(client: opena
     ],
 )
 def test_a_prompt_that_cannot_be_read_is_refused(client: openai.OpenAI, prompt: Any, said: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=said):
+    with pytest.raises(openai.BadRequestError, match=said) as refused:
         client.completions.create(model="tiny", prompt=prompt, max_tokens=1)
+    assert refused.value.param == "prompt"
+
+
+def test_answers_to_all_prompts_are_counted_together(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="144 answers") as refused:
+        client.completions.create(model="tiny", prompt=["a"] * 9, n=16, max_tokens=1)
+    assert refused.value.param == "prompt"
 
 
 def test_constrained_answers_have_the_models_own_log_probabilities(client: openai.OpenAI) -> None:

@@ -16,6 +16,7 @@ import pytest
 from ft_assets.datasets.conversation import read_conversation
 from ft_assets.datasets.ingest import Policies, load_rows, validate_file
 from ft_assets.datasets.readers.free_form import allows_null, without_nulls
+from ft_assets.datasets.readers.parquet_rows import parquet_rows
 from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.datasets.schema import Example
 from tests.ft_assets.datasets.examples_of import chat, shared_case
@@ -148,6 +149,18 @@ def test_maps_of_parquet_are_objects(tmp_path: Path) -> None:
     )
     report, _ = check(tmp_path / "m")
     assert [(e.code, e.path) for e in report.errors] == [("invalid_template_kwargs", "chat_template_kwargs.x")]
+
+
+def test_null_under_a_key_of_a_map_stays_and_of_a_struct_is_absent(tmp_path: Path) -> None:
+    """A map has the keys that were written, a struct those of every row."""
+    given = [{"a": "x", "b": None}]
+    for kind, found in (
+        (pa.map_(pa.string(), pa.string()), given[0]),
+        (pa.struct([("a", pa.string()), ("b", pa.string())]), {"a": "x"}),
+    ):
+        column = pa.array([list(given[0].items())] if pa.types.is_map(kind) else given, kind)
+        pq.write_table(pa.table([column], names=["arguments"]), tmp_path / "rows")
+        assert [row.value for row in parquet_rows(tmp_path / "rows", max_bytes=1 << 20)[1]] == [{"arguments": found}]
 
 
 # JSON as text

@@ -177,6 +177,37 @@ def test_each_shape_of_conversation_is_probed(merging_model: Path, tmp_path: Pat
     assert codes == ["", "tools_not_rendered", "", "tools_not_rendered"]
 
 
+def test_content_and_calls_that_are_left_out_together_are_both_named(merging_model: Path, tmp_path: Path) -> None:
+    template = changed("all calls").replace("{{- message.content or '' }}", "{{- '' if message.tool_calls else message.content }}")
+    tokenizer = ChatTokenizer.load(with_template(merging_model, tmp_path / "model", template))
+    example, _ = to_example(SAID, "chat", row=1)
+    assert example is not None
+    with pytest.raises(InvalidDataset, match=r"names of its tool calls and .* and the content of an answer") as found:
+        tokenizer.encode(example, max_seq_len=10**6)
+    assert found.value.code == "tools_not_rendered"
+
+
+def test_variables_of_the_template_are_probed_apart(merging_model: Path, tmp_path: Path) -> None:
+    template = TOOLS_TEMPLATE.replace("{%- if tools %}", "{%- if tools and enable_thinking is not false %}")
+    tokenizer = ChatTokenizer.load(with_template(merging_model, tmp_path / "model", template))
+    rows = [{**OFFER, "enable_thinking": thinking} for thinking in (True, False)]
+    assert [code_of(tokenizer, row) for row in rows * 2] == ["", "tools_not_rendered"] * 2
+
+
+def test_answers_with_and_without_loss_are_probed_apart(merging_model: Path, tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer.load(with_template(merging_model, tmp_path / "model", changed("content beside calls")))
+    quiet = {**called("Lima", content="Let me look."), "weight": 0}
+    end = [RESULT, {"role": "assistant", "content": "It rains."}]
+    rows = [{"messages": [USER, quiet, *end]}, {"messages": [USER, {**quiet, "weight": 1}, *end]}]
+    assert [code_of(tokenizer, row) for row in rows * 2] == ["", "answer_not_rendered"] * 2
+
+
+def test_answers_that_a_template_leaves_out_once_more_messages_follow_are_not_refused(merging_model: Path, tmp_path: Path) -> None:
+    template = TOOLS_TEMPLATE.replace("{{- message.content or '' }}", "{{- message.content if loop.last else '' }}")
+    tokenizer = ChatTokenizer.load(with_template(merging_model, tmp_path / "model", template))
+    assert code_of(tokenizer, {**OFFER, "messages": [*OFFER["messages"], *OFFER["messages"]]}) == ""
+
+
 def test_tools_with_and_without_parameters_are_probed_apart(merging_model: Path, tmp_path: Path) -> None:
     tokenizer = ChatTokenizer.load(with_template(merging_model, tmp_path / "model", changed("the names of tools alone")))
     bare = {**OFFER, "tools": [{"type": "function", "function": {"name": "now"}}]}
