@@ -48,7 +48,7 @@ from ft_assets import layout
 from ft_assets.errors import Conflict, Forbidden, IntegrityError, InvalidRequest, NotFound
 from ft_assets.telemetry import correlation
 from ft_assets.training.checkpoints import MANIFEST, Manifest, is_sharded, merged, parse_manifest, part_manifest
-from ft_assets.training.failures import Outcome, StopReason
+from ft_assets.training.failures import ExitEvidence, Outcome, StopReason
 from ft_assets.typed_json import from_json
 
 NOTICES: Mapping[str, Level] = {
@@ -56,6 +56,11 @@ NOTICES: Mapping[str, Level] = {
     "checkpoint_skipped": "warn", "disk_space_freed": "warn",
 }  # fmt: skip
 """Events that an agent may write, and their level."""
+MAX_COUNT = 2**31 - 1
+"""Of steps, heartbeats and notices: what the database's integers hold."""
+MAX_TOKENS = 2**53
+MAX_AHEAD_S = 86_400.0
+"""How far the clock of a node may be ahead."""
 NOT_STORED = "objects_not_stored"
 """Error code of a commit whose objects are not in the store as the manifest lists them."""
 MAX_PIECE_BYTES = 1 << 20
@@ -172,12 +177,15 @@ def heartbeat(platform: Platform, token: str, beat: Heartbeat) -> HeartbeatAnswe
     One transaction, and two statements if there is no news and the attempt has one node.
     """
     now = platform.clock()
+    _check_beat(beat, now)
     with platform.engine.begin() as conn:
         known = _known(conn, token, beat.node)
         if known is None:
             held = held_by(platform, token)
             raise InvalidRequest(f"attempt {held.attempt} of job {held.job_id} has {held.num_nodes} nodes, and no node {beat.node}")
         correlation.bind(tenant=known.tenant, job=known.job_id, attempt=known.attempt)
+        if known.kind is Kind.TRAIN and beat.exit is not None and beat.exit.evidence is not None and beat.exit.error is None:
+            _check_evidence(beat.exit.evidence, _planned(conn, known.job_id))
         if reported := _record_news(conn, known, beat, now) if _has_news(known, beat) else {}:
             conn.execute(sa.update(agents).where(_of(known, 0)).values(reported))
         next_s = heartbeat_interval_s(known.num_running)
@@ -203,6 +211,72 @@ def _known(conn: Connection, token: str, node: int) -> Known | None:
     return None if row is None else record_of(Known, row)
 
 
+def _check_beat(beat: Heartbeat, now: datetime) -> None:
+    """Refuse what no agent measures, before it is stored: whoever reads it later could not go on."""
+    facts = beat.facts
+    for name, count in {"node": beat.node, "number": beat.number, "first_notice": beat.first_notice, "last_step": facts.last_step}.items():
+        _check_count(name, count, most=MAX_COUNT - len(beat.notices))
+    for name, at in (("began_at", facts.began_at), ("kept_until", facts.kept_until)):
+        _check_number(name, at or 0.0, least=0.0, most=now.timestamp() + MAX_AHEAD_S)
+    for name, seconds in (("again_s", facts.again_s), ("silence_s", facts.silence_s)):
+        _check_number(name, seconds, least=0.0, most=MAX_COUNT)
+    if (end := beat.exit) is not None:
+        _check_count("exit_code", end.exit_code or 0, least=-MAX_COUNT)
+        if end.stop_reason is not None and end.stop_reason not in set(StopReason):
+            raise _impossible("stop_reason", end.stop_reason, f"one of {', '.join(StopReason)}")
+        if end.error is not None and not {"code", "message"} <= end.error.keys():
+            raise _impossible("error", sorted(end.error), "an error with a code and a message")
+
+
+def _check_evidence(evidence: Mapping[str, Any], planned: int | None) -> None:
+    """Refuse the end of a training that cannot be read, or is of steps that the job does not have."""
+    try:
+        found = from_json(ExitEvidence, evidence)
+        named = found.outcome is not None and isinstance(found.detail, Mapping)
+    except (TypeError, ValueError, AttributeError):
+        named = False
+    if not named:
+        raise _impossible("exit.evidence", sorted(evidence), "the end of a training")
+    for name, step in (("step", found.step), ("total_steps", found.total_steps)):
+        _check_count(f"exit.evidence.{name}", step, most=planned)
+    _check_count("exit.evidence.trained_tokens", found.trained_tokens, most=MAX_TOKENS)
+
+
+def _check_lines(lines: Sequence[Mapping[str, Any]], planned: int | None) -> None:
+    """Refuse metrics of a step that the job does not have; `planned` are its steps. A loss may be infinite or no number."""
+    for line in lines:
+        trained = "loss" in line
+        _check_count("step", line.get("step"), most=planned)
+        if trained:
+            _check_count("total_steps", line.get("total_steps"), least=line["step"], most=planned)
+        for name in ("time", "step_s", "tokens_per_s", "loss", "eval_loss"):
+            value = line.get(name, 0.0)
+            is_loss = name.endswith("loss") and (value is None or (isinstance(value, float) and not math.isfinite(value)))
+            if not is_loss:
+                _check_number(f"{name} of step {line['step']}", value, least=-1e30, most=1e30)
+
+
+def _planned(conn: Connection, job_id: str) -> int | None:
+    """Return the steps of the job, as its preparation counted them."""
+    found: int | None = conn.execute(sa.select(jobs.c.total_steps).where(jobs.c.id == job_id)).scalar_one()
+    return found
+
+
+def _check_count(name: str, value: object, *, least: int = 0, most: int | None = None) -> None:
+    limit = MAX_COUNT if most is None else most
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= limit:
+        raise _impossible(name, value, f"a whole number from {least} to {limit}")
+
+
+def _check_number(name: str, value: object, *, least: float, most: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise _impossible(name, value, f"a number from {least:g} to {most:g}")
+
+
+def _impossible(name: str, value: object, needed: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} {str(value)[:50]} of the report is not {needed}; correct the agent", code="report_invalid")
+
+
 def _stop(conn: Connection, known: Known) -> str | None:
     if known.kind is Kind.TRAIN:
         return known.stop
@@ -223,6 +297,7 @@ def _record_news(conn: Connection, known: Known, beat: Heartbeat, now: datetime)
         export_endings.record_stage(conn, known.export_id, beat.evaluation or {})
         return {}
     job = locked(conn, known.job_id)
+    _check_lines(beat.metrics, job.total_steps)
     state, untold = job.state, beat.notices[max(0, known.notices - beat.first_notice) :]
     if known.kind is Kind.EVALUATE:
         _record_evaluation(conn, known, job, beat, untold, now)
@@ -257,6 +332,9 @@ def restored(platform: Platform, held: Claim, found: Restored) -> Reported:
     onward = f"Training continues from step {found.step}." if found.step else "Training starts from the beginning."
     with platform.engine.begin() as conn:
         _must_hold(conn, held)
+        planned = _planned(conn, held.job_id)
+        for step in (found.step, *(skipped.step for skipped in found.skipped)):
+            _check_count("step", step, most=planned)
         first = attempts.of_attempt(held) & attempts_table.c.from_step.is_(None)
         if conn.execute(sa.update(attempts_table).where(first).values(from_step=found.step)).rowcount:  # once, however often it is sent
             for skipped in found.skipped:
@@ -298,6 +376,8 @@ def commit(platform: Platform, held: Claim, what: Commit) -> None:
     """Commit a checkpoint or the finished model, whose objects were stored; ``Conflict`` if they are not all there."""
     if held.kind is not Kind.TRAIN:
         raise Forbidden(f"attempt {held.attempt} of job {held.job_id} trains nothing, so it commits nothing", code="not_its_object")
+    with platform.engine.connect() as conn:
+        _check_count("step", what.step, most=_planned(conn, held.job_id))
     prefix = attempts.final_prefix(held) if what.final else layout.checkpoint_prefix(held.tenant, held.job_id, held.attempt, what.step)
     manifest = _stored(platform, prefix, what.manifest_sha256)
     if held.num_nodes > 1 and is_sharded(held.spec) and not what.final:
@@ -312,7 +392,7 @@ def commit(platform: Platform, held: Claim, what: Commit) -> None:
 
 
 def store_log(platform: Platform, held: Claim, begins: int, data: bytes) -> None:
-    """Store the piece of the log that begins at byte `begins`, in place of what was stored there."""
+    """Store the piece of the log that begins at byte `begins`, in place of what was stored there; refused beyond what is stored."""
     job_logs.store_piece(platform.objects, layout.attempt_prefix(held.tenant, held.job_id, held.attempt), begins, data)
 
 
@@ -386,7 +466,8 @@ def _move(conn: Connection, held: Known, state: JobState, steps: Sequence[Mappin
         transition(conn, held.job_id, JobState.RUNNING, message=f"Training runs (attempt {held.attempt}).", now=now, first_step_at=first)
     left = last["total_steps"] - last["step"]
     finish = datetime.fromtimestamp(now.timestamp() + left * _seconds_per_step(steps), tz=UTC)
-    values = {name: last.get(name) for name in ("step", "total_steps", "loss", "tokens_per_s")}
+    values = {name: last.get(name) for name in ("step", "loss", "tokens_per_s")}
+    values["total_steps"] = sa.func.coalesce(jobs.c.total_steps, last["total_steps"])
     conn.execute(sa.update(jobs).where(jobs.c.id == held.job_id).values(**values, checkpointing=saving, estimated_finish_at=finish))
 
 

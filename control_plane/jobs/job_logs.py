@@ -14,7 +14,7 @@ from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.errors import NotFound
+from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.layout import attempt_prefix
 
 LATE = timedelta(minutes=10)
@@ -44,7 +44,12 @@ def pieces(objects: ObjectStore, prefix: str) -> list[Piece]:
 
 def store_piece(objects: ObjectStore, prefix: str, begins: int, data: bytes) -> None:
     """Store the piece that begins at byte `begins`, in place of what was stored there; of a long log, the first pieces are dropped."""
-    objects.put_bytes(f"{prefix}/{PIECES}/{begins:012d}", data)
+    key = f"{prefix}/{PIECES}/{begins:012d}"
+    if begins and not objects.exists(key):
+        stored = max((piece.ends for piece in pieces(objects, prefix)), default=0)
+        if begins > stored:
+            raise InvalidRequest(f"{stored} bytes of the log are stored, so no piece begins at byte {begins}; send the one before it first")
+    objects.put_bytes(key, data)
     dropped = begins + len(data) - MAX_LOG_BYTES
     if dropped > 0:
         for piece in pieces(objects, prefix):

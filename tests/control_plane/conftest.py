@@ -92,7 +92,7 @@ def new_job(
             spec = replace(SPEC, base_digest=platform.models.get("tiny-base").digest, **changes)
             store_pack(platform, owner.id, spec.pack_fingerprint)
             stored_base_models.publish(platform, "tiny-base", spec.base_digest)
-            mark_packed(platform, owner.id, job.id, spec=spec, total_steps=6, expected_s=60.0)
+            mark_packed(platform, owner.id, job.id, spec=spec, total_steps=2000, expected_s=60.0)
             made.append(Job(platform, owner.id, job.id, Scripted(platform.settings.work_dir / "launcher")))
             return made[-1]
 

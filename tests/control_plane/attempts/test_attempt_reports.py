@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from agent.messages import HEARTBEAT_S, Heartbeat
+from agent.messages import HEARTBEAT_S, Commit, Exit, Facts, Heartbeat, Restored, Skipped
 from control_plane.attempts import agents, endings
 from control_plane.attempts import service as attempts
 from control_plane.attempts.rules import HEARTBEAT_LIMIT_S
@@ -20,6 +21,7 @@ from control_plane.attempts.tables import agents as agents_table
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.metering import service as metering
 from control_plane.billing.tables import meter_events
+from control_plane.jobs import job_logs
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
@@ -27,9 +29,15 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue.tables import reservations
-from ft_assets.errors import Fault
+from ft_assets.errors import Fault, InvalidRequest
 from ft_assets.training.failures import Retry
 from tests.support.jobs.claimed_job import ending, failure, held_by, ledger, report, resume_from
+
+
+def exit_with(evidence: dict[str, Any]) -> Exit:
+    """The end of a training with this evidence, in place of what is true."""
+    true = {"outcome": "succeeded", "step": 10, "total_steps": 10, "message": "", "trained_tokens": 100}
+    return Exit(exit_code=0, evidence={**true, **evidence}, stop_reason=None)
 
 
 def test_a_loss_that_is_no_number_is_an_event_with_null(queued: Callable[..., tuple[Platform, str, str]]) -> None:
@@ -257,6 +265,82 @@ def test_a_second_description_may_name_other_inputs(queued: Callable[..., tuple[
     assert agents.introduce(platform, held, may_read=["one/", "two/"]) == token
     platform.objects.put_bytes("two/object", b"there")
     assert set(agents.read_urls(platform, held, ["two/object"]).urls) == {"two/object"}
+
+
+STEP = {"step": 3, "total_steps": 10, "loss": 1.0, "time": 1.0}
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "a negative step": {"metrics": ({**STEP, "step": -1},)},
+    "a step beyond the job's": {"metrics": ({**STEP, "step": 11, "total_steps": 11},)},
+    "more steps in total than the job has": {"metrics": ({**STEP, "total_steps": 10**9},)},
+    "a step beyond all integers": {"metrics": ({**STEP, "step": 10**30, "total_steps": 10**30},)},
+    "no step": {"metrics": ({"total_steps": 10, "loss": 1.0, "time": 1.0},)},
+    "a step in words": {"metrics": ({**STEP, "step": "three"},)},
+    "no total": {"metrics": ({"step": 3, "loss": 1.0, "time": 1.0},)},
+    "a time in words": {"metrics": ({**STEP, "time": "now"},)},
+    "a time beyond all dates": {"metrics": ({**STEP, "time": 1e300},)},
+    "a loss in words": {"metrics": ({**STEP, "loss": "low"},)},
+    "a validation of a step beyond the job's": {"metrics": ({"step": 11, "eval_loss": 1.0, "time": 1.0},)},
+    "a last step beyond all integers": {"facts": Facts(last_step=2**31)},
+    "a negative last step": {"facts": Facts(last_step=-1)},
+    "a beginning beyond all dates": {"facts": Facts(began_at=1e300)},
+    "work that is kept until tomorrow's tomorrow": {"facts": Facts(kept_until=time.time() + 2 * 86_400)},
+    "a beginning that is no number": {"facts": Facts(began_at=math.nan)},
+    "lost work that is infinite": {"facts": Facts(again_s=math.inf)},
+    "a negative silence": {"facts": Facts(silence_s=-1.0)},
+    "a number beyond all integers": {"number": 2**31},
+    "a notice beyond all integers": {"first_notice": 2**31},
+    "an end of more steps than the job has": {"exit": exit_with({"step": 11})},
+    "an end of negative tokens": {"exit": exit_with({"trained_tokens": -5})},
+    "an end that cannot be read": {"exit": exit_with({"surprise": 1})},
+    "an end with another outcome": {"exit": exit_with({"outcome": "triumph"})},
+    "an end for another reason": {"exit": Exit(exit_code=0, evidence=None, stop_reason="boredom")},
+    "an end with half an error": {"exit": Exit(exit_code=0, evidence=None, stop_reason=None, error={"code": "x"})},
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_a_report_that_cannot_be_is_refused_and_stored_nowhere(queued: Callable[..., tuple[Platform, str, str]], what: str) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    report(platform, held, STEP)
+    token = agents.introduce(platform, held, may_read=[])
+    with platform.engine.connect() as conn:
+        before = conn.execute(sa.select(agents_table, jobs_table).join(jobs_table, jobs_table.c.id == agents_table.c.job_id)).all()
+    with pytest.raises(InvalidRequest) as refused:
+        agents.heartbeat(platform, token, Heartbeat(**{"phase": "train", "number": 10_000, **IMPOSSIBLE[what]}))
+    assert refused.value.code == "report_invalid"
+    with platform.engine.connect() as conn:
+        assert conn.execute(sa.select(agents_table, jobs_table).join(jobs_table, jobs_table.c.id == agents_table.c.job_id)).all() == before
+
+
+@pytest.mark.parametrize("step", [-1, 11, 2**31])
+def test_a_commit_or_a_beginning_of_a_step_that_the_job_does_not_have_is_refused(
+    queued: Callable[..., tuple[Platform, str, str]], step: int
+) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    agents.introduce(platform, held, may_read=[])
+    for call in (
+        lambda: agents.commit(platform, held, Commit(step=step, manifest_sha256="0" * 64)),
+        lambda: agents.restored(platform, held, Restored(step=step)),
+        lambda: agents.restored(platform, held, Restored(step=0, skipped=(Skipped(step=step, why="torn"),))),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            call()
+        assert refused.value.code == "report_invalid"
+
+
+@pytest.mark.parametrize("begins", [9, 10**11, 10**30])
+def test_a_piece_of_the_log_beyond_what_is_stored_is_refused(queued: Callable[..., tuple[Platform, str, str]], begins: int) -> None:
+    """It would count as the end of a log of that length, and every piece before it as dropped."""
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    agents.store_log(platform, held, 0, b"one\n")
+    agents.store_log(platform, held, 4, b"two\n")
+    with pytest.raises(InvalidRequest, match="8 bytes of the log are stored"):
+        agents.store_log(platform, held, begins, b"x")
+    agents.store_log(platform, held, 4, b"two\nthree\n")
+    assert job_logs.read(platform, tenant, job_id, attempt=1).data == b"one\ntwo\nthree\n"
 
 
 def test_agents_of_many_attempts_report_seldom_and_their_silence_is_noticed_all_the_same() -> None:
