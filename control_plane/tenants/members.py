@@ -12,9 +12,11 @@ from control_plane.platform.records import columns, one, one_or_raise, record
 from control_plane.tenants.rules import Principal, Role, Tenant, check_name, person_of, role_named
 from control_plane.tenants.service import find_tenant, of_member
 from control_plane.tenants.tables import TENANT, Member, api_keys, members, tenants
-from ft_assets.errors import Conflict, Forbidden, NotFound
+from ft_assets.errors import Conflict, Forbidden, NotFound, QuotaExceeded
 
 MAX_LIST_LIMIT = 100
+MAX_MEMBERS = 500
+"""Present members per tenant; 100 of them can have a key."""
 MEMBER = columns(members, Member)
 
 
@@ -25,6 +27,10 @@ def add(platform: Platform, tenant: str, *, email: str, role: str, name: str | N
     with platform.engine.begin() as conn:
         find_tenant(conn, tenant, lock=True)
         _check_owners(by_owner, held)
+        present = members.c.tenant_id == tenant, members.c.removed_at.is_(None)
+        num = conn.execute(sa.select(sa.func.count()).select_from(members).where(*present)).scalar_one()
+        if num >= MAX_MEMBERS:
+            raise QuotaExceeded(f"member limit reached ({num}, limit {MAX_MEMBERS}); remove one first", code="too_many_members")
         try:
             return one(conn, sa.insert(members).values(values).returning(*MEMBER), Member)
         except DuplicateRow:

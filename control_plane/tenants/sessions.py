@@ -2,8 +2,8 @@
 
 A session of a key can do what the key can; one of a member without a key, what the member's role allows; one of an operator, what operators
 can. It ends when the key is revoked or expires, when the member is removed, when ``FT_OIDC_OPERATORS`` no longer has the entry that made a
-person an operator, after ``SESSION_S``, or when it is signed out. The database holds a hash of its secret, so that nobody can sign in with
-what the database holds.
+person an operator, after ``SESSION_S``, when it is signed out, or after ``MAX_SESSIONS`` others. The database holds a hash of its secret,
+so that nobody can sign in with what the database holds.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from ft_assets.errors import Forbidden, Unauthenticated
 COOKIE = "ft_session"
 SESSION_S = 12 * 3600
 """A working day, as in Dagster's webserver."""
+MAX_SESSIONS = 20
+"""Open sessions of a key, or of a person without one: another sign-in ends the oldest. A person has a few browsers; 20 is generous."""
 NO_KEYS = "oidc"
 """Value of ``FT_CONSOLE_SIGN_IN`` with which keys open no session."""
 BY_SESSION = (
@@ -39,12 +41,15 @@ BY_SESSION = (
 
 
 def sign_in(platform: Platform, who: Principal | Operator) -> str:
-    """Begin a session; returns its secret, which is stored only as a hash. Expired sessions are deleted."""
-    now, secret = platform.clock(), new_secret(SESSION_PREFIX)
-    values = {"sha256": sha256_of(secret), **_owner(who), "created_at": now, "expires_at": now + timedelta(seconds=SESSION_S)}
+    """Begin a session; returns its secret, which is stored only as a hash. Expired sessions, and the oldest of too many, are deleted."""
+    now, secret, owner = platform.clock(), new_secret(SESSION_PREFIX), _owner(who)
+    values = {"sha256": sha256_of(secret), **owner, "created_at": now, "expires_at": now + timedelta(seconds=SESSION_S)}
     with platform.whole.engine.begin() as conn:
         conn.execute(sa.delete(console_sessions).where(console_sessions.c.expires_at <= now))
         conn.execute(sa.insert(console_sessions).values(values))
+        theirs = sa.select(console_sessions.c.sha256).where(*(console_sessions.c[name] == value for name, value in owner.items()))
+        surplus = theirs.order_by(console_sessions.c.created_at.desc(), console_sessions.c.sha256).offset(MAX_SESSIONS)
+        conn.execute(sa.delete(console_sessions).where(console_sessions.c.sha256.in_(surplus)))
     return secret
 
 

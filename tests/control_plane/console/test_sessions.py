@@ -18,6 +18,7 @@ from control_plane.tenants import members, sessions
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import console_sessions
+from ft_assets.errors import Unauthenticated
 from tests.control_plane.console.conftest import Visitor
 
 HTML = {"accept": "text/html,application/xhtml+xml"}
@@ -120,6 +121,18 @@ def test_a_session_ends_with_its_key_and_with_its_member(visit: Callable[[str], 
     members.remove(platform, tenant.id, person.id)
     tenants.revoke_key(platform, tenant.id, of_tenant.id)
     assert (bo.get("/console").status_code, ci.get("/console").status_code) == (303, 303)
+
+
+def test_a_sign_in_too_many_ends_the_oldest_session_and_no_one_elses(platform: Platform, tenant: Tenant) -> None:
+    who, other = (
+        tenants.authenticate(platform, tenants.create_key(platform, tenant.id, name=n, scopes=["read"]).secret) for n in ("a", "b")
+    )
+    elsewhere, mine = sessions.sign_in(platform, other), [sessions.sign_in(platform, who) for _ in range(sessions.MAX_SESSIONS + 2)]
+    for ended in mine[:2]:
+        with pytest.raises(Unauthenticated):
+            sessions.authenticate(platform, ended)
+    assert {sessions.authenticate(platform, secret).id for secret in mine[2:]} == {who.id}
+    assert sessions.authenticate(platform, elsewhere).id == other.id
 
 
 def test_a_session_expires_and_its_row_goes_at_the_next_sign_in(

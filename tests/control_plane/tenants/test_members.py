@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from control_plane.platform.context import Platform
 from control_plane.tenants import members
 from control_plane.tenants import service as tenants
-from control_plane.tenants.rules import Tenant
+from control_plane.tenants.rules import Role, Tenant, person_of
+from control_plane.tenants.tables import members as members_table
 from ft_assets.errors import FtError
 
 Call = Callable[..., httpx.Response]
@@ -51,6 +53,18 @@ def test_a_member_is_added_changed_listed_and_removed(call: Call) -> None:
     gone = call("DELETE", f"members/{made['id']}")
     assert (gone.status_code, gone.json()["error"]["code"]) == (409, "member_removed")
     assert add(call, "ada@example.com", "viewer")["id"] != made["id"], "the person may come back"
+
+
+def test_a_tenant_has_only_so_many_members_who_are_present(call: Call, platform: Platform, tenant: Tenant) -> None:
+    first = add(call, "first@example.com", "member")
+    many = [person_of(tenant.id, f"p{n}@example.com", Role.VIEWER, name=None, now=platform.clock()) for n in range(members.MAX_MEMBERS - 1)]
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(members_table), many)
+    refused = call("POST", "members", json={"email": "last@example.com", "role": "viewer"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_members")
+    assert "limit 500" in refused.text
+    assert call("DELETE", f"members/{first['id']}").status_code == 200
+    add(call, "last@example.com", "viewer")
 
 
 @pytest.mark.parametrize(
