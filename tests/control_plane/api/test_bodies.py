@@ -48,7 +48,7 @@ def exchange(url: str, path: str, *, headers: str, body: bytes) -> tuple[str, in
     kind = "" if "Content-Type" in headers else "Content-Type: application/json\r\n"
     address = urlsplit(url)
     with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
-        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{kind}{headers}\r\n".encode())
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{kind}{headers}\r\n".encode())
         said, sent = b"", 0
         with contextlib.suppress(ConnectionError, TimeoutError):
             while b"}}" not in said and (piece := connection.recv(1 << 16)):
@@ -108,7 +108,7 @@ def test_a_body_beyond_the_limit_is_refused_by_its_announced_length(api_url: str
 def test_a_chunked_body_is_counted_as_it_comes(api_url: str, api_key: str) -> None:
     address = urlsplit(api_url)
     with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
-        head = f"POST {JOBS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+        head = f"POST {JOBS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
         connection.sendall(f"{head}Authorization: Bearer {api_key}\r\n\r\n".encode())
         chunk = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
         for _ in range(MAX_BODY_BYTES >> 16):
@@ -140,7 +140,7 @@ def test_a_large_form_of_an_unknown_session_is_refused_before_it_is_parsed(api_u
     else:
         address = urlsplit(api_url)
         with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{FORM}Transfer-Encoding: chunked\r\n\r\n{size:x}\r\n"
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{FORM}Transfer-Encoding: chunked\r\n\r\n{size:x}\r\n"
             connection.sendall(head.encode() + bytes(size) + b"\r\n")  # that nothing follows is not said
             said = connection.recv(1 << 16).decode()
     status = 413 if announced else 303 if path == "/console/keys" else 403
@@ -148,7 +148,9 @@ def test_a_large_form_of_an_unknown_session_is_refused_before_it_is_parsed(api_u
 
 
 def head_of(method: str, path: str, authorization: str, *, kind: str) -> bytes:
-    return (f"{method} {path} HTTP/1.1\r\nHost: x\r\n{authorization}\r\nContent-Type: {kind}\r\nContent-Length: 5000\r\n\r\n").encode()
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{authorization}\r\nContent-Type: {kind}\r\nContent-Length: 5000\r\n\r\n"
+    ).encode()
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +216,7 @@ def test_a_body_that_comes_too_slowly_is_refused(serve: Callable[[ASGIApp], str]
 
     def sent(*pieces: bytes, every_s: float) -> bytes:
         with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
-            connection.sendall(b"POST /console/sign-in HTTP/1.1\r\nHost: x\r\nContent-Length: 12000\r\n\r\n")
+            connection.sendall(b"POST /console/sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 12000\r\n\r\n")
             for piece in pieces:
                 connection.sendall(piece)
                 time.sleep(every_s)

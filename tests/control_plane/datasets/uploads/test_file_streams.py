@@ -51,7 +51,7 @@ def connected(url: str, *, key: str, num_bytes: int) -> Iterator[socket.socket]:
     address = urlsplit(url)
     with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as made:
         made.sendall(
-            f"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {num_bytes}\r\n"
+            f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nContent-Length: {num_bytes}\r\n"
             f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\nConnection: close\r\n\r\n".encode()
         )
         yield made
