@@ -13,6 +13,7 @@ import openai
 import pytest
 from fastapi import FastAPI
 from fastapi import Response as PlainResponse
+from fastapi.responses import JSONResponse
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -25,7 +26,7 @@ from control_plane.serving.responses.response_objects import whole_response
 from control_plane.serving.responses.translation import translate
 from control_plane.tenants import service as tenants
 from ft_assets.datasets.conversation import normalize_request
-from ft_assets.errors import Unavailable
+from ft_assets.errors import InvalidRequest, Unavailable
 from tests.support.models.tool_templates import READABLE, build_tool_model
 from tests.support.servers.inference_server import TOKEN, free_port, inference_server
 
@@ -282,6 +283,81 @@ def test_items_of_one_turn_are_one_message(name: str) -> None:
     chat = requests.read_request({"model": MODEL, "input": items, "instructions": ""}).chat
     assert chat["messages"] == messages
     assert len(normalize_request(chat)["messages"]) == len(messages)
+
+
+def test_usage_counts_cached_and_reasoning_tokens_in_whole_answers_and_streams() -> None:
+    asked = requests.read_request({"model": MODEL, "input": "x"})
+    early = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
+    usage = {
+        "prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13, "prompt_tokens_details": {"cached_tokens": 5},
+        "completion_tokens_details": {"reasoning_tokens": 3},
+    }  # fmt: skip
+    message = {"role": "assistant", "content": "Yes"}
+    whole = whole_response({"model": MODEL, "choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}, asked.repeated)
+    chunks = [{**delta(content="Yes"), "usage": early}, delta(finish_reason="stop"), {"choices": [], "usage": usage}, {"usage": None}]
+    assert whole["usage"] == {
+        "input_tokens": 9, "input_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 0},
+        "output_tokens": 4, "output_tokens_details": {"reasoning_tokens": 3}, "total_tokens": 13,
+    }  # fmt: skip
+    assert translated(asked, *chunks)[-1]["response"]["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize(("reason", "theirs"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
+def test_answer_that_was_ended_early_is_incomplete_with_its_reason(reason: str, theirs: str) -> None:
+    asked = requests.read_request({"model": MODEL, "input": "x"})
+    last = translated(asked, delta(content="Yes"), delta(finish_reason=reason))[-1]
+    found = last["response"]
+    assert (last["type"], found["incomplete_details"], found["completed_at"]) == ("response.incomplete", {"reason": theirs}, None)
+    assert [item["status"] for item in found["output"]] == ["incomplete"]
+
+
+def test_two_messages_of_the_assistant_in_a_row_are_both_kept() -> None:
+    chat = requests.read_request({"model": MODEL, "input": [ASKED, SAID, {**SAID, "content": "Found."}]}).chat
+    assert chat["messages"] == [ASKED, SAID, {**SAID, "content": "Found."}]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own"),
+    [
+        ("messages[1].reasoning_content", "input[1].reasoning_content"),
+        ("messages[1].tool_calls[0].function.arguments", "input[2].arguments"),
+        ("messages[2].content", "input[3].output"),
+        ("max_completion_tokens", "max_output_tokens"),
+        ("tools[0].function.name", "tools[0].name"),
+        ("temperature", "temperature"),
+    ],
+)
+def test_refusal_names_the_callers_own_field(theirs: str, own: str) -> None:
+    asked = requests.read_request({"model": MODEL, "input": [ASKED, REASON, CALLED, RESULT]})
+    found = asked.refusal(InvalidRequest(f"{theirs} is odd", code="invalid_request", param=theirs))
+    assert (found.message, found.param, found.code) == (f"{own} is odd", own, "invalid_request")
+
+
+def test_refusal_of_the_chat_completion_keeps_its_status_code_and_headers() -> None:
+    asked = requests.read_request({"model": MODEL, "input": "x"})
+    error = {"error": {"message": "messages[0] is long", "type": "rate_limit_error", "param": "messages[0]", "code": "too_many_tokens"}}
+    headers = {"x-ft-model": "m", "x-ft-adapter": "a"}
+    answer = translate(JSONResponse(error, status_code=429, headers=headers), asked)
+    assert (answer.status_code, {name: answer.headers[name] for name in headers}) == (429, headers)
+    assert json.loads(bytes(answer.body))["error"] == {**error["error"], "message": "input is long", "param": "input"}
+
+
+def test_fields_of_a_response_reach_the_chat_completion_and_are_repeated() -> None:
+    tool = {"type": "function", "strict": False, "parameters": {"type": "object"}, "description": "d", "name": "f"}
+    body = {"model": MODEL, "input": "x", "max_output_tokens": 7, "tools": [tool], "prompt_cache_key": "k", "safety_identifier": "s"}
+    asked = requests.read_request(body)
+    assert list(asked.chat["tools"][0]["function"].items()) == [("name", "f"), ("description", "d"), ("parameters", {"type": "object"})]
+    assert (asked.chat["max_completion_tokens"], asked.chat["user"], asked.session) == (7, "s", "k")
+    assert {name: asked.repeated[name] for name in ("max_output_tokens", "parallel_tool_calls", "tool_choice", "store", "tools")} == {
+        "max_output_tokens": 7, "parallel_tool_calls": True, "tool_choice": "auto", "store": False, "tools": [tool],
+    }  # fmt: skip
+
+
+def test_reasoning_that_only_its_maker_can_read_is_refused() -> None:
+    sealed = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}], "encrypted_content": "abc"}
+    with pytest.raises(InvalidRequest) as found:
+        requests.read_request({"model": MODEL, "input": [ASKED, sealed]})
+    assert (found.value.code, found.value.param) == ("unsupported_parameter", "input[1].encrypted_content")
 
 
 def test_allowed_tools_restrict_the_calls_of_a_response(client: openai.OpenAI) -> None:
