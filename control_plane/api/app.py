@@ -88,7 +88,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     error_responses.install(app)
     app.add_middleware(RateLimitHeaders)
     app.add_middleware(RequestBodies)
-    app.add_middleware(AllowedHosts, settings=platform.settings)
+    app.add_middleware(AllowedHosts, platform=platform)
     app.add_middleware(RequestIds, meter=app.state.meter)
     return app
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.http import error_responses
-from control_plane.platform.settings import Settings
+from control_plane.platform.context import Platform
 from control_plane.tenants.sessions import COOKIE
 from ft_assets.errors import Forbidden
 from ft_assets.telemetry import correlation, spans
@@ -128,11 +128,11 @@ def protected(scope: Scope, headers: Iterable[tuple[bytes, bytes]]) -> list[tupl
 class AllowedHosts:
     """Refuses a request under a name that is not the API's: a foreign one that resolves to this machine (DNS rebinding), or a mistaken one.
 
-    Allowed are the hosts of `settings`, loopback names, and the address that the connection was made to. Probes may use any.
+    Allowed are the hosts of the settings, loopback names, and the address that the connection was made to. Probes may use any.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, platform: Platform) -> None:
+        self.app, settings = app, platform.settings
         own = (urlsplit(url).hostname for url in (settings.public_url, settings.internal_url))
         self._hosts = LOOPBACK | {host for host in own if host} | set(settings.api_hosts)
 
