@@ -17,9 +17,9 @@ from resources import http_server
 UNUSED = ("scipy", "boto3")
 """Hidden from transformers and accelerate, which import these if they are installed: 35 MiB of unused memory."""
 
-SWITCH_S = 0.0005
-"""Python's default is ten times that: so long the engine's thread may wait after each of some hundred operations of a step, while the event
-loop writes."""
+SWITCH_S = 0.0001
+"""Python's default is fifty times that: so long the engine's thread may wait after each of some hundred operations of a step, while the
+event loop writes. With 24 answers under way, 0.1 ms instead of 0.5 ms takes a fifth off the time to another's first token."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

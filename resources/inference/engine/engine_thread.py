@@ -35,8 +35,8 @@ from resources.inference.engine.text import Detokenizer, StopSearch
 
 CHECK_S = 1.0
 """Seconds between looks at whether the engine's thread lives while a caller waits for it: a step may take minutes."""
-MAX_JOIN_TOKENS = 512
-"""Tokens of prompts that are computed between two steps: 0.1 s of the demo model on two cores."""
+MAX_JOIN_TOKENS = 256
+"""Tokens of prompts that are computed between two steps, as many as of a slice that is scored."""
 MAX_WAITING, MAX_WAITING_EACH = 4096, 512
 """Answers that wait for a slot, of all tenants and of each. A request has up to 128."""
 NOBODY = Share()
@@ -332,16 +332,16 @@ class Engine:
             scoring.emit(None)
 
     def _advance(self, joining: list[Generation]) -> None:
-        """Run one step of the running rows, then prefill the joining ones and pick their first token."""
+        """Prefill the joining rows and pick their first token, so that it waits for no other row, then run one step of all rows."""
         self._drop([g for g in self._active.values() if g.cancelled.is_set()])
-        if self._batch.rows:
-            self._accept([self._active[id(r)] for r in self._batch.rows], self._batch.step())
         lost = [g for g in joining if g.row.adapter is not None and g.row.adapter not in self._attached]
         self._end_with_error(lost)
         joining = [g for g in joining if g not in lost]
         if joining:
             self._active |= {id(g.row): g for g in joining}
             self._accept(joining, self._batch.join([g.row for g in joining]))
+        if self._batch.rows:
+            self._accept([self._active[id(r)] for r in self._batch.rows], self._batch.step())
 
     def _accept(self, generations: Sequence[Generation], logits: torch.Tensor) -> None:
         self._drop([g for g, row_logits in zip(generations, logits, strict=True) if self._pick_token(g, row_logits)])

@@ -5,7 +5,8 @@
    of equals, the one that has waited longest. A tenant that comes back starts level with the least served of the present ones, so that it
    can neither save up nor owe.
 3. A tenant's own requests join in the order in which they came.
-4. Prompts that join in one step have at most `max_join_tokens` tokens together, or are one: a step does not get longer than that.
+4. Prompts that join in one step have at most `max_join_tokens` tokens together, or are one: a step does not get longer than that. Those of
+   tenants with no running request join a busy batch without the others'.
 
 Tokens of a prompt count half as much as those of an answer. The counter is that of "Fairness in Serving Large Language Models"
 (https://arxiv.org/abs/2401.00588).
@@ -83,8 +84,11 @@ class FairTurns(Generic[T]):
         """Return the requests that join now, beside those that are `running`, by tenant."""
         self._running = running
         taken: list[T] = []
-        tokens = 0
+        tokens, is_busy, newcomers = 0, bool(running), False
         while (name := self._turn()) is not None:
+            if is_busy and newcomers and self._running[name]:
+                break
+            newcomers = newcomers or not self._running[name]
             number = self._tenants[name].waiting[0]
             item, share, num_tokens = self._items[number]
             tokens += num_tokens

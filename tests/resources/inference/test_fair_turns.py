@@ -82,6 +82,9 @@ def test_prompts_of_one_step_are_bounded_but_one_always_joins() -> None:
     assert len(made.take(Counter())) == 2
     made.add("long", B, num_tokens=5000)
     assert made.take(Counter(a=2)) == ["long"]
+    made.add("quick", C, num_tokens=5)
+    assert made.take(Counter(a=2, b=1)) == ["quick"], "it waits for no prompt of the others"
+    assert len(made.take(Counter(a=2, b=1, c=1))) == 2
 
 
 def test_more_requests_than_the_queue_takes_are_refused() -> None:
