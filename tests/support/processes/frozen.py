@@ -11,14 +11,21 @@ from tests.support.jobs.followed_jobs import until
 
 
 def freeze_group(leader: int) -> None:
-    """Stop a process group, and wait until its processes have: a signal that is sent before that is handled first."""
-    members = [process for process in psutil.process_iter() if _group(process.pid) == leader]
+    """Stop a process group that runs Python, and wait until its processes have stopped: a signal that comes before that is handled first.
+
+    A shell that has just forked, and waits until its child runs another program, cannot stop, but can be ended.
+    """
+    until(lambda: any(process.info["name"].startswith("python") for process in _members(leader)))
     os.killpg(leader, signal.SIGSTOP)
-    until(lambda: all(not process.is_running() or process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for process in members))
+    until(lambda: all(process.info["status"] in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for process in _members(leader)))
 
 
-def _group(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
+def _members(leader: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["name", "status"]):
+        try:
+            if os.getpgid(process.pid) == leader:
+                found.append(process)
+        except ProcessLookupError:
+            continue
+    return found
