@@ -80,7 +80,7 @@ class ProcessGroup:
 def training_command(module: str, run_file: Path, *, num_processes: int, node: int, num_nodes: int, leader: str) -> list[str]:
     """Return the command that runs `module` in `num_processes` ranks on this node of a gang whose node 0 has the address `leader`.
 
-    One rank alone listens to nobody. Ranks of one node meet on its loopback interface, and use no other for what they exchange.
+    A single rank opens no port. The ranks of one node meet on the loopback interface and exchange everything over it.
     """
     start = [sys.executable, "-m", module, str(run_file)]
     if num_nodes == num_processes == 1:

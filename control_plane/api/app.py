@@ -34,7 +34,7 @@ from control_plane.datasets.uploads import routes_files, routes_uploads
 from control_plane.evaluations import routes as evaluations
 from control_plane.graders import routes as graders
 from control_plane.http import authentication, error_responses
-from control_plane.http.rate_limits import RateLimitHeaders, RateLimits
+from control_plane.http.rate_limits import OpenCounts, RateLimitHeaders, RateLimits
 from control_plane.http.streams import OpenStreams
 from control_plane.jobs import routes as jobs
 from control_plane.jobs.estimates import routes as fine_tuning
@@ -48,7 +48,6 @@ from control_plane.queue.status import routes as queue
 from control_plane.quotas import routes as quota
 from control_plane.serving import gateway
 from control_plane.serving import routes as completions
-from control_plane.serving.open_answers import OpenAnswers
 from control_plane.tenant_data import routes as deletions
 from control_plane.tenants import routes_admin, routes_members
 from control_plane.tenants import routes_audit as audit_log
@@ -80,7 +79,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     app.state.platform = platform
     app.state.rate_limits = RateLimits(platform)
     app.state.streams = OpenStreams()
-    app.state.answers = OpenAnswers()
+    app.state.answers = OpenCounts()
     app.state.gauges = RecentGauges(platform=platform)
     app.state.meter = RequestMeter()
     app.state.exposed = exposition.registry(app.state.gauges, app.state.meter)

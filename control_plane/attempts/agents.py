@@ -212,7 +212,7 @@ def _known(conn: Connection, token: str, node: int) -> Known | None:
 
 
 def _check_beat(beat: Heartbeat, now: datetime) -> None:
-    """Refuse what no agent measures, before it is stored: whoever reads it later could not go on."""
+    """Refuse impossible values before they are stored, where later readers would fail on them."""
     facts = beat.facts
     for name, count in {"node": beat.node, "number": beat.number, "first_notice": beat.first_notice, "last_step": facts.last_step}.items():
         _check_count(name, count, most=MAX_COUNT - len(beat.notices))

@@ -120,19 +120,23 @@ def caller(request: Request, platform: WholePlatform, credential: CredentialDep)
     return found
 
 
+def secret_of(request: Request) -> tuple[str, bool]:
+    """Return the key, token or session in the headers, empty if there is none, and whether it is a session."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and secret:
+        return secret.strip(), False
+    return request.cookies.get(sessions.COOKIE, ""), True
+
+
 def recognize(request: Request) -> None:
     """Raise what the route would raise if the key or session in the headers does not work. It may have stopped working a moment ago."""
     limits: RateLimits = request.app.state.rate_limits
     of_operator = request.scope["path"].startswith(OF_OPERATORS)
-    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    is_key = scheme.lower() == "bearer" and bool(secret)
-    shown = secret if is_key else request.cookies.get(sessions.COOKIE, "")
+    shown, is_session = secret_of(request)
     if not shown:
         raise missing_key("ft-op-..." if of_operator else "ft-sk-...")
-    if limits.knows(shown):
-        return
-    of_tenant = tenants.authenticate if is_key else sessions.authenticate
-    authenticate = (operators.authenticate if is_key else sessions.authenticate_operator) if of_operator else of_tenant
+    of_tenant = sessions.authenticate if is_session else tenants.authenticate
+    authenticate = (sessions.authenticate_operator if is_session else operators.authenticate) if of_operator else of_tenant
     with limits.watching_unknown_keys(request, shown):
         authenticate(request.app.state.platform, shown)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -221,6 +221,29 @@ class RateLimitHeaders:
 
 
 _T = TypeVar("_T")
+
+
+class OpenCounts:
+    """What is open at once in one API process, by key and by tenant; counted by its event loop only."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+
+    def __getitem__(self, owner: str) -> int:
+        return self._open[owner]
+
+    @contextmanager
+    def counted(self, limits: Sequence[tuple[str, int]], refusal: Callable[[str, int], FtError]) -> Iterator[None]:
+        """Count one for each owner in `limits`; raise the `refusal` of the first owner that has as many as its limit."""
+        for owner, limit in limits:
+            if self._open[owner] >= limit:
+                raise refusal(owner, limit)
+        self._open.update(owner for owner, _ in limits)
+        try:
+            yield
+        finally:
+            self._open.subtract(owner for owner, _ in limits)
+            self._open = +self._open
 
 
 class TenantLimiter:

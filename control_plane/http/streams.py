@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from anyio.lowlevel import RunVar
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from control_plane.http.rate_limits import OpenCounts
 from ft_assets.errors import FtError, QuotaExceeded
 
 POLL_S = 0.5
@@ -57,7 +57,7 @@ class OpenStreams:
 
     def __init__(self, *, max_of_key: int = MAX_OF_KEY, max_of_tenant: int = MAX_OF_TENANT, look_at_key_s: float = LOOK_AT_KEY_S) -> None:
         self._max_of_key, self._max_of_tenant, self.look_at_key_s = max_of_key, max_of_tenant, look_at_key_s
-        self._open: Counter[str] = Counter()
+        self._open, self._num_open = OpenCounts(), 0
         self.ending = False
         self._shared: dict[Hashable, _SharedLook] = {}
 
@@ -80,7 +80,7 @@ class OpenStreams:
         return shared.news if shared.news is not None else await _in_thread(look)
 
     def __len__(self) -> int:
-        return sum(self._open.values()) // 2
+        return self._num_open
 
     def end(self) -> None:
         """Cut all streams within ``POLL_S``, because this process ends: their clients reconnect to another one."""
@@ -90,17 +90,17 @@ class OpenStreams:
     def one_of(self, follower: Follower) -> Iterator[None]:
         """Count a stream; ``QuotaExceeded`` (``too_many_streams``) beyond a limit."""
         limits = ((f"key {follower.caller}", self._max_of_key), (f"tenant {follower.tenant}", self._max_of_tenant))
-        for whose, limit in limits:
-            if self._open[whose] >= limit:
-                raise QuotaExceeded(
-                    f"the {whose} has {limit} open streams, the limit; close one, or read without stream or follow", code="too_many_streams"
-                )
-        self._open.update(whose for whose, _ in limits)
-        try:
-            yield
-        finally:
-            self._open.subtract(whose for whose, _ in limits)
-            self._open = +self._open
+        with self._open.counted(limits, _too_many):
+            self._num_open += 1
+            try:
+                yield
+            finally:
+                self._num_open -= 1
+
+
+def _too_many(owner: str, limit: int) -> QuotaExceeded:
+    what = f"the {owner} has {limit} open streams, the limit; close one, or read without stream or follow"
+    return QuotaExceeded(what, code="too_many_streams")
 
 
 @dataclass(kw_only=True, slots=True)

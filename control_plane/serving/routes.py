@@ -15,19 +15,20 @@ from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, ReaderPrincipal, Writer
 from control_plane.http.disconnection import unless_disconnected
+from control_plane.http.error_responses import IN_FLIGHT
+from control_plane.http.rate_limits import OpenCounts
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page
 from control_plane.serving import model_routes, own_servers, schemas
 from control_plane.serving.gateway import TENANT, WEIGHT, Gateway, Target
 from control_plane.serving.model_routes import Route
-from control_plane.serving.open_answers import OpenAnswers
 from control_plane.serving.request_limits import check_limits
 from control_plane.serving.responses.requests import read_request
 from control_plane.serving.responses.translation import translate
 from control_plane.tenants.rules import Principal, Tenant, tier_named
 from ft_assets.adapters.record import FULL
 from ft_assets.datasets.conversation import normalize_request
-from ft_assets.errors import InvalidRequest, NotFound
+from ft_assets.errors import InvalidRequest, NotFound, RateLimited
 from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1", tags=["inference"])
@@ -36,10 +37,16 @@ CHAT = "/v1/chat/completions"
 
 
 async def _in_flight(request: Request, principal: ReaderPrincipal) -> AsyncIterator[Principal]:
-    """Count a request until its answer has been sent."""
-    answers: OpenAnswers = request.app.state.answers
-    with answers.counted(principal):
+    """Count a request until its answer has been sent; a key has three quarters of its tenant's limit, so that another one finds room."""
+    answers: OpenCounts = request.app.state.answers
+    most = tier_named(principal.tenant.tier).requests_in_flight
+    with answers.counted(((principal.tenant.id, most), (principal.id, most * 3 // 4)), _too_many):
         yield principal
+
+
+def _too_many(owner: str, limit: int) -> RateLimited:
+    what = f"{limit} answers are under way for {owner}, the limit; wait for one to end, then send this request again"
+    return RateLimited(what, code=IN_FLIGHT)
 
 
 InFlight = Annotated[Principal, Depends(_in_flight)]

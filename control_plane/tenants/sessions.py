@@ -3,7 +3,7 @@
 A session of a key can do what the key can; one of a member without a key, what the member's role allows; one of an operator, what operators
 can. It ends when the key is revoked or expires, when the member is removed, when ``FT_OIDC_OPERATORS`` no longer has the entry that made a
 person an operator, after ``SESSION_S``, when it is signed out, or after ``MAX_SESSIONS`` others. The database holds a hash of its secret,
-so that nobody can sign in with what the database holds.
+which opens no session.
 """
 
 from __future__ import annotations

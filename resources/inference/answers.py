@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from resources.inference import logprobs
 from resources.inference.call_stream import CallReading, CallStream, Delta, message_of
-from resources.inference.engine.engine_thread import NOBODY, Engine, Generation, Piece
+from resources.inference.engine.engine_thread import UNNAMED, Engine, Generation, Piece
 from resources.inference.engine.fair_turns import QueueFull, Share
 from resources.inference.engine.grammar import Constraint
 from resources.inference.engine.sampler import Sampling, TokenLogprob
@@ -57,7 +57,7 @@ class Call:
     echo: tuple[Echo, ...] = ()
     """The prompts, to stand in front of the answers; empty if they are not wanted."""
     include_usage: bool = False
-    share: Share = NOBODY
+    share: Share = UNNAMED
     """Whose turn the answers take."""
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: uuid.uuid4().hex)

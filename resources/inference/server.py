@@ -24,7 +24,7 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable, num_characters, printable
 from resources.inference import schemas
 from resources.inference.answers import Call, Echo, complete_answer, events
-from resources.inference.engine.engine_thread import NOBODY, Engine
+from resources.inference.engine.engine_thread import UNNAMED, Engine
 from resources.inference.engine.fair_turns import Share
 from resources.inference.engine.grammar import Constraint, SchemaError
 from resources.inference.loaded_adapters import AdapterError, AdapterStore
@@ -72,7 +72,7 @@ class Server:
             "max_model_len": self.engine.context_length,
         }  # fmt: skip
 
-    async def call(self, body: ChatRequest | CompletionRequest, share: Share = NOBODY) -> Call:
+    async def call(self, body: ChatRequest | CompletionRequest, share: Share = UNNAMED) -> Call:
         """Check a request and render it to tokens; its answers take the turns of `share`."""
         base = body.model in (self.served_name, self.alias)
         if not base and body.model not in self.store:

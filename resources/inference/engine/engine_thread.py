@@ -39,7 +39,8 @@ MAX_JOIN_TOKENS = 256
 """Tokens of prompts that are computed between two steps, as many as of a slice that is scored."""
 MAX_WAITING, MAX_WAITING_EACH = 4096, 512
 """Answers that wait for a slot, of all tenants and of each. A request has up to 128."""
-NOBODY = Share()
+UNNAMED = Share()
+"""The share of requests that name no tenant."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -190,7 +191,7 @@ class Engine:
         stops: Sequence[str],
         constraint: Constraint | None = None,
         shown: Collection[str] = (),
-        share: Share = NOBODY,
+        share: Share = UNNAMED,
         emit: Callable[[Piece], None],
     ) -> Generation:
         """Queue a request; `emit` is called with each piece, the last of which has a finish reason. Of the special tokens, only `shown` are
@@ -225,7 +226,7 @@ class Engine:
         *,
         adapter: str | None,
         top: int,
-        share: Share = NOBODY,
+        share: Share = UNNAMED,
         emit: Callable[[Sequence[TokenLogprob] | None], None],
     ) -> Scoring:
         """Queue a prompt; `emit` is called with the log-probabilities of its tokens but the first, which nothing predicts."""

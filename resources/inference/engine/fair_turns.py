@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 PROMPT_TOKEN = 0.5
 """Cost of a prompt's token in tokens of an answer, as in the paper."""
-MAX_KNOWN = 10_000
+MAX_KNOWN = 1000
 """Tenants whose counters are kept."""
 T = TypeVar("T")
 
@@ -116,6 +116,8 @@ class FairTurns(Generic[T]):
             self._tenants[share.tenant].waiting.remove(number)
 
     def _turn(self) -> str | None:
+        if not self._items:  # the usual case, at each step
+            return None
         free = self._max_rows - self._running.total()
         may = [
             (bool(self._running[name]), tenant.received, tenant.waiting[0], name)

@@ -44,7 +44,7 @@ def test_the_apis_own_names_are_allowed_with_any_port(url: str, host: str) -> No
 
 
 @pytest.mark.parametrize("host", ["evil.example", "ft.example.com.evil.example", "10.0.0.1", "", "[", "localhost@evil.example", "*"])
-def test_another_name_is_refused_whatever_was_asked_for(url: str, host: str) -> None:
+def test_request_under_a_foreign_host_is_refused_on_every_path(url: str, host: str) -> None:
     """A page of evil.example whose name resolves to this machine would otherwise call the API from a browser behind the firewall."""
     for path in ("/v1/models", "/console/sign-in", "/", "/internal/attempt/heartbeat", "/openapi.json", "/v1/none"):
         answer = httpx.get(f"{url}{path}", headers={"host": host})
@@ -74,7 +74,7 @@ def test_any_host_is_allowed_where_a_proxy_checks_them(new_platform: Callable[..
     assert status(serve(create_app(new_platform(api_hosts="*"))), "anything.example") == 401
 
 
-def test_no_cache_keeps_what_a_session_was_answered(at: Platform, url: str) -> None:
+def test_answer_to_a_session_is_marked_no_store(at: Platform, url: str) -> None:
     _, key = tenants.create(at, "t-headers")
     secret = sessions.sign_in(at, tenants.authenticate(at, key.secret))
     session = {"cookie": f"a=b; {sessions.COOKIE}={secret}"}

@@ -331,7 +331,7 @@ def test_a_commit_or_a_beginning_of_a_step_that_the_job_does_not_have_is_refused
 
 
 @pytest.mark.parametrize("begins", [9, 10**11, 10**30])
-def test_a_piece_of_the_log_beyond_what_is_stored_is_refused(queued: Callable[..., tuple[Platform, str, str]], begins: int) -> None:
+def test_log_piece_beyond_the_stored_end_is_refused(queued: Callable[..., tuple[Platform, str, str]], begins: int) -> None:
     """It would count as the end of a log of that length, and every piece before it as dropped."""
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)

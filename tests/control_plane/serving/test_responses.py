@@ -368,6 +368,6 @@ def test_allowed_tools_restrict_the_calls_of_a_response(client: openai.OpenAI) -
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"model": "m", "choices": []}', b'{"model": "m", "choices": [{"message": null}]}'])
-def test_whole_answer_that_is_no_chat_completion_is_the_servers_fault(body: bytes) -> None:
+def test_upstream_answer_that_is_not_a_chat_completion_is_a_server_error(body: bytes) -> None:
     with pytest.raises(Unavailable, match="not a chat completion"):
         translate(PlainResponse(body), requests.read_request({"model": MODEL, "input": "x"}))

@@ -170,14 +170,14 @@ def test_answers_in_flight_are_limited_by_key_and_tenant(served: tuple[Platform,
             return stack.enter_context(stream)
 
         streams = [open_stream(clients[0]) for _ in range(6)]
-        with pytest.raises(openai.RateLimitError, match=f"6 answers are under way for {tenant[1].id}, limit 6") as refused:
+        with pytest.raises(openai.RateLimitError, match=f"6 answers are under way for {tenant[1].id}, the limit") as refused:
             open_stream(clients[0])
         assert refused.value.code == "too_many_in_flight"
         assert refused.value.response.headers["retry-after"] == "1"
         assert "x-should-retry" not in refused.value.response.headers
         open_stream(clients[1])
         open_stream(clients[1])
-        with pytest.raises(openai.RateLimitError, match=f"8 answers are under way for {tenant[0].id}, limit 8"):
+        with pytest.raises(openai.RateLimitError, match=f"8 answers are under way for {tenant[0].id}, the limit"):
             open_stream(clients[1])
         with pytest.raises(openai.RateLimitError):
             clients[1].responses.create(model="tiny-base", input="hi")

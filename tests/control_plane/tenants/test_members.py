@@ -55,7 +55,7 @@ def test_a_member_is_added_changed_listed_and_removed(call: Call) -> None:
     assert add(call, "ada@example.com", "viewer")["id"] != made["id"], "the person may come back"
 
 
-def test_a_tenant_has_only_so_many_members_who_are_present(call: Call, platform: Platform, tenant: Tenant) -> None:
+def test_member_beyond_the_limit_is_refused_until_one_is_removed(call: Call, platform: Platform, tenant: Tenant) -> None:
     first = add(call, "first@example.com", "member")
     many = [person_of(tenant.id, f"p{n}@example.com", Role.VIEWER, name=None, now=platform.clock()) for n in range(members.MAX_MEMBERS - 1)]
     with platform.engine.begin() as conn:

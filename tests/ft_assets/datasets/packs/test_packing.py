@@ -83,7 +83,7 @@ def test_mixing_costs_at_most_one_window_or_one_percent(lengths: list[int]) -> N
     assert len(mixed_fit(lengths, 90, seed="a")) <= max(fewest + 1, fewest + fewest // 100, np.ceil(sum(lengths) / (MIN_FILL * 90)))
 
 
-def test_one_window_more_is_no_reason_to_sort_a_small_dataset() -> None:
+def test_small_dataset_with_one_extra_window_is_not_sorted() -> None:
     lengths = np.clip(np.random.default_rng(1).normal(30, 12, 40), 5, 100).astype(int)
     mixed, by_length = mixed_fit(lengths, 100, seed="a"), best_fit_decreasing(lengths, 100)
     assert len(mixed) == len(by_length) + 1

@@ -200,7 +200,7 @@ BAD_TEXTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("field", BAD_TEXTS)
-def test_a_text_that_is_no_json_is_refused_with_its_field(field: str, jsonl: Callable[..., Path]) -> None:
+def test_invalid_json_text_is_refused_with_its_field(field: str, jsonl: Callable[..., Path]) -> None:
     report, _ = check(jsonl(BAD_TEXTS[field]))
     assert [(e.code, e.path) for e in report.errors] == [("truncated_json", field)]
     assert report.errors[0].message.startswith(f"the text in {field!r}: ")
@@ -216,7 +216,7 @@ def test_a_text_that_is_no_json_is_refused_with_its_field(field: str, jsonl: Cal
         (chat("q", "a"), ["conversations", "prompt"]),
     ],
 )
-def test_a_text_that_is_no_json_is_kept_where_it_is_not_read(row: dict[str, Any], unread: list[str], jsonl: Callable[..., Path]) -> None:
+def test_invalid_json_text_in_an_unread_column_is_kept(row: dict[str, Any], unread: list[str], jsonl: Callable[..., Path]) -> None:
     report, (example,) = check(jsonl({**row, **dict.fromkeys(unread, "[no json")}))
     assert example == read(jsonl(row, name="alone"))[0]
     told = [w["message"].partition(" is read by nothing")[0].strip("'") for w in report.warnings if w["code"] == "unknown_field"]
