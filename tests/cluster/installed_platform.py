@@ -291,8 +291,18 @@ def _values(kubectl: Kubectl, services: Services) -> Manifest:
         "volumes": {"models": "ft-models", "scratchSize": "5Gi"},
         **{name: {"replicas": 1, "resources": small} for name in ("api", "worker", "codeLocation", "dagsterWebserver")},
         **{name: {"resources": small} for name in ("dagsterDaemon", "runs", "jobs")},
-        "networkPolicies": {"database": {"port": services.postgres_port, "to": [{"ipBlock": {"cidr": f"{services.address}/32"}}]}},
+        "networkPolicies": {
+            "database": {"port": services.postgres_port, "to": [{"ipBlock": {"cidr": f"{services.address}/32"}}]},
+            "kubernetesApi": {"to": [{"ipBlock": {"cidr": f"{address}/32"}} for address in _api_addresses(kubectl)]},
+        },
     }
+
+
+def _api_addresses(kubectl: Kubectl) -> list[str]:
+    """Return where pods reach the API server: the address of its Service, and those behind it."""
+    service = kubectl.get("service", "kubernetes", "-n", "default")
+    behind = kubectl.items("endpointslices", "-n", "default", "-l", "kubernetes.io/service-name=kubernetes")
+    return [service["spec"]["clusterIP"], *(address for each in behind for end in each["endpoints"] for address in end["addresses"])]
 
 
 def _pool(kubectl: Kubectl) -> Manifest:
