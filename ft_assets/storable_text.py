@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ft_assets.errors import InvalidRequest
@@ -18,6 +19,17 @@ UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 def printable(text: str) -> str:
     """Returns `text` with control characters (except tab and newline) and surrogates written as ``\\u0000``."""
     return UNPRINTABLE.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
+
+
+def storable(value: Any) -> Any:
+    """Returns a JSON value that every store accepts: text as :func:`printable` returns it, and null for numbers that are not finite."""
+    if isinstance(value, str):
+        return value if value.isascii() and value.isprintable() else printable(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {printable(str(key)): storable(item) for key, item in value.items()}
+    return [storable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def num_characters(value: Any, *, most: float = math.inf) -> int:

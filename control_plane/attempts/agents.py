@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -33,7 +33,7 @@ from control_plane.attempts import checkpoint_retention
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
 from control_plane.attempts.exports import export_endings
-from control_plane.attempts.tables import agents
+from control_plane.attempts.tables import agent_tokens, agents
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.jobs import job_logs
 from control_plane.jobs.job_documents import EvaluationProgress
@@ -43,9 +43,11 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import PROVISIONING, Event, Level, as_reported, evaluation_event, metrics_event, provisioning_event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.records import record as record_of
+from control_plane.platform.secrets import new_secret, sha256_of
 from control_plane.queue.tables import reservations
 from ft_assets import layout
 from ft_assets.errors import Conflict, Forbidden, IntegrityError, InvalidRequest, NotFound
+from ft_assets.storable_text import printable, storable
 from ft_assets.telemetry import correlation
 from ft_assets.training.checkpoints import MANIFEST, Manifest, is_sharded, merged, parse_manifest, part_manifest
 from ft_assets.training.failures import ExitEvidence, Outcome, StopReason
@@ -58,7 +60,10 @@ NOTICES: Mapping[str, Level] = {
 """Events that an agent may write, and their level."""
 MAX_COUNT = 2**31 - 1
 """Of steps, heartbeats and notices: what the database's integers hold."""
-MAX_TOKENS = 2**53
+MAX_TOKENS = MAX_BYTES = 2**53
+MAX_ADDRESS = 300
+"""Characters of ``host:port``; a name has at most 253 (RFC 1035)."""
+SHA256 = re.compile("[0-9a-f]{64}")
 MAX_AHEAD_S = 86_400.0
 """How far the clock of a node may be ahead."""
 NOT_STORED = "objects_not_stored"
@@ -73,9 +78,10 @@ MAX_HEARTBEAT_S = 15.0
 
 
 def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> str:
-    """Return the token of the attempt's agents, the same at each call; `may_read` are the object prefixes of its inputs.
+    """Return a new token for the attempt's agents; `may_read` are the object prefixes of its inputs.
 
-    A second description may name inputs that the first one did not have. The steps and validations that earlier attempts reported are not
+    Earlier tokens of the attempt stay valid: of two steps that start it at the same time, either's may be the one that it gets. A second
+    description may name inputs that the first one did not have. The steps and validations that earlier attempts reported are not
     reported again: a repeated step is bit-identical.
     """
     earlier = agents.alias()
@@ -84,9 +90,10 @@ def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> st
         sa.select(sa.func.coalesce(sa.func.max(earlier.c[name]), 0)).where(this).scalar_subquery()
         for name in ("reported_step", "reported_validation")
     )
+    token = new_secret("")
+    attempt = {"job_id": held.job_id, "attempt": held.attempt}
     values = {
-        "job_id": held.job_id, "attempt": held.attempt, "token": secrets.token_urlsafe(32), "may_read": list(may_read),
-        "reported_step": step, "reported_validation": validation, "beat": 0, "notices": 0,
+        **attempt, "may_read": list(may_read), "reported_step": step, "reported_validation": validation, "beat": 0, "notices": 0,
     }  # fmt: skip
     with platform.engine.begin() as conn:
         conn.execute(
@@ -94,15 +101,17 @@ def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> st
             .values([{**values, "node": node} for node in range(held.num_nodes)])
             .on_conflict_do_update(index_elements=["job_id", "attempt", "node"], set_={"may_read": values["may_read"]})
         )
-        return str(conn.execute(sa.select(agents.c.token).where(_of(held, 0))).scalar_one())
+        conn.execute(sa.insert(agent_tokens).values(**attempt, sha256=sha256_of(token)))
+    return token
 
 
 def held_by(platform: Platform, token: str) -> Claim:
     """Return the attempt of the agent with this token; ``Conflict`` with code ``attempt_released`` if it has lost its reservation."""
-    mine = (reservations.c.job_id == agents.c.job_id) & (reservations.c.attempt == agents.c.attempt) & reservations.c.released_at.is_(None)
-    query = sa.select(jobs.c.tenant_id, jobs.c.id, agents.c.attempt).join(jobs, jobs.c.id == agents.c.job_id)
+    r, t = reservations.c, agent_tokens.c
+    mine = (r.job_id == t.job_id) & (r.attempt == t.attempt) & r.released_at.is_(None)
+    query = sa.select(jobs.c.tenant_id, jobs.c.id, t.attempt).join(jobs, jobs.c.id == t.job_id)
     with platform.engine.connect() as conn:
-        row = conn.execute(query.where(agents.c.token == token, agents.c.node == 0, sa.exists().where(mine))).one_or_none()
+        row = conn.execute(query.where(t.sha256 == sha256_of(token), sa.exists().where(mine))).one_or_none()
     if row is None:
         raise released()
     held = attempts.claim(platform, row.tenant_id, row.id)
@@ -114,7 +123,7 @@ def held_by(platform: Platform, token: str) -> Claim:
 def check_token(platform: Platform, token: str) -> None:
     """``Conflict`` with code ``attempt_released`` if no agent was ever given this token."""
     with platform.engine.connect() as conn:
-        if conn.execute(sa.select(agents.c.node).where(agents.c.token == token).limit(1)).one_or_none() is None:
+        if conn.execute(sa.select(agent_tokens.c.job_id).where(agent_tokens.c.sha256 == sha256_of(token))).one_or_none() is None:
             raise released()
 
 
@@ -138,7 +147,8 @@ def _known_by_token() -> sa.Select[Any]:
         .join(reservations, (r.job_id == a.job_id) & (r.attempt == a.attempt) & r.released_at.is_(None))
         .join(leader, (leader.c.job_id == a.job_id) & (leader.c.attempt == a.attempt) & (leader.c.node == 0))
         .join(jobs, jobs.c.id == a.job_id)
-        .where(a.token == sa.bindparam("token"), a.node == sa.bindparam("node"))
+        .join(agent_tokens, (agent_tokens.c.job_id == a.job_id) & (agent_tokens.c.attempt == a.attempt))
+        .where(agent_tokens.c.sha256 == sa.bindparam("sha256"), a.node == sa.bindparam("node"))
         # What a heartbeat before this one wrote while this statement waited is read again, but only of locked rows.
         .with_for_update(of=[reservations, agents, leader])
     )
@@ -184,8 +194,8 @@ def heartbeat(platform: Platform, token: str, beat: Heartbeat) -> HeartbeatAnswe
             held = held_by(platform, token)
             raise InvalidRequest(f"attempt {held.attempt} of job {held.job_id} has {held.num_nodes} nodes, and no node {beat.node}")
         correlation.bind(tenant=known.tenant, job=known.job_id, attempt=known.attempt)
-        if known.kind is Kind.TRAIN and beat.exit is not None and beat.exit.evidence is not None and beat.exit.error is None:
-            _check_evidence(beat.exit.evidence, _planned(conn, known.job_id))
+        if beat.exit is not None and beat.exit.evidence is not None and beat.exit.error is None:
+            _check_evidence(conn, known, beat.exit.evidence)
         if reported := _record_news(conn, known, beat, now) if _has_news(known, beat) else {}:
             conn.execute(sa.update(agents).where(_of(known, 0)).values(reported))
         next_s = heartbeat_interval_s(known.num_running)
@@ -194,7 +204,7 @@ def heartbeat(platform: Platform, token: str, beat: Heartbeat) -> HeartbeatAnswe
             values: dict[str, Any] = {"heartbeat_at": sa.func.clock_timestamp(), "facts": asdict(replace(beat.facts, next_s=next_s))}
             values |= {"beat": beat.number, "notices": told}
             values |= {"address": beat.address} if beat.address else {}
-            values |= {"exit": asdict(beat.exit)} if beat.exit is not None else {}
+            values |= {"exit": storable(asdict(beat.exit))} if beat.exit is not None else {}
             conn.execute(sa.update(agents).where(_of(known, beat.node)).values(values))
         answer = HeartbeatAnswer(stop=_stop(conn, known), next_s=next_s)
         return answer if known.num_nodes == 1 else _of_gang(conn, known, beat.node, answer)
@@ -207,7 +217,7 @@ def heartbeat_interval_s(num_running: int) -> float:
 
 def _known(conn: Connection, token: str, node: int) -> Known | None:
     """Return the attempt of `token`, which cannot lose its reservation before the transaction ends."""
-    row = conn.execute(KNOWN, {"token": token, "node": node}).mappings().one_or_none()
+    row = conn.execute(KNOWN, {"sha256": sha256_of(token), "node": node}).mappings().one_or_none()
     return None if row is None else record_of(Known, row)
 
 
@@ -224,12 +234,41 @@ def _check_beat(beat: Heartbeat, now: datetime) -> None:
         _check_count("exit_code", end.exit_code or 0, least=-MAX_COUNT)
         if end.stop_reason is not None and end.stop_reason not in set(StopReason):
             raise _impossible("stop_reason", end.stop_reason, f"one of {', '.join(StopReason)}")
-        if end.error is not None and not {"code", "message"} <= end.error.keys():
+        if end.error is not None and not all(isinstance(end.error.get(name), str) for name in ("code", "message")):
             raise _impossible("error", sorted(end.error), "an error with a code and a message")
+    if beat.evaluation is not None:
+        _check_progress(beat.evaluation)
+    if not (beat.address.isascii() and beat.address.isprintable()) or len(beat.address) > MAX_ADDRESS:
+        raise _impossible("address", printable(beat.address), f"host:port of at most {MAX_ADDRESS} characters")
 
 
-def _check_evidence(evidence: Mapping[str, Any], planned: int | None) -> None:
-    """Refuse the end of a training that cannot be read, or is of steps that the job does not have."""
+def _check_progress(progress: Mapping[str, Any]) -> None:
+    """Refuse progress of an evaluation or export that nobody could show."""
+    for name in ("phase", "subject", "suite"):
+        if not isinstance(progress.get(name) or "", str):
+            raise _impossible(name, progress[name], "text")
+    for name in ("done", "total"):
+        _check_count(name, progress.get(name) or 0)
+    for name in ("eta_s", "seconds"):
+        _check_number(name, progress.get(name) or 0.0, least=0.0, most=MAX_COUNT)
+
+
+def _check_evidence(conn: Connection, known: Known, evidence: Mapping[str, Any]) -> None:
+    """Refuse the end of a training, evaluation or export that cannot be read, or is of steps that the job does not have."""
+    if known.kind is Kind.TRAIN:
+        _check_training(evidence, _planned(conn, known.job_id))
+        return
+    names = ("sha256",) if known.export_id is None else ("sha256", "manifest_sha256")
+    for name in names:
+        if not isinstance(found := evidence.get(name), str) or not SHA256.fullmatch(found):
+            raise _impossible(f"exit.evidence.{name}", found, "a digest of 64 hexadecimal digits")
+    if known.export_id is not None:
+        _check_count("exit.evidence.bytes", evidence.get("bytes"), most=MAX_BYTES)
+        if not isinstance(manifest := evidence.get("manifest"), Mapping):
+            raise _impossible("exit.evidence.manifest", manifest, "the manifest of an archive")
+
+
+def _check_training(evidence: Mapping[str, Any], planned: int | None) -> None:
     try:
         found = from_json(ExitEvidence, evidence)
         named = found.outcome is not None and isinstance(found.detail, Mapping)
@@ -338,7 +377,7 @@ def restored(platform: Platform, held: Claim, found: Restored) -> Reported:
         first = attempts.of_attempt(held) & attempts_table.c.from_step.is_(None)
         if conn.execute(sa.update(attempts_table).where(first).values(from_step=found.step)).rowcount:  # once, however often it is sent
             for skipped in found.skipped:
-                message = f"The checkpoint of step {skipped.step} was not used: {skipped.why}. {onward}"
+                message = f"The checkpoint of step {skipped.step} was not used: {printable(skipped.why)}. {onward}"
                 event = Event(code="checkpoint_skipped", level="warn", message=message, data={"step": skipped.step, "used": found.step})
                 record(conn, held.job_id, event, now=now)
             checkpoint_retention.retire_newer(conn, platform, held.job_id, found.step)
@@ -400,13 +439,21 @@ def _record_evaluation(conn: Connection, held: Known, job: Job, beat: Heartbeat,
     """Show the evaluation that follows the training to its tenant: a column while it runs, an event per suite, each once."""
     if held.evaluation_id is not None or job.state is not JobState.EVALUATING:
         return
-    progress = from_json(EvaluationProgress, dict(beat.evaluation or {}), ignore_unknown=True)
+    progress = from_json(EvaluationProgress, storable(dict(beat.evaluation or {})), ignore_unknown=True)
     if progress.total is None and job.evaluation is not None:
         progress = replace(progress, total=job.evaluation.total)
     if beat.evaluation is not None and progress != job.evaluation:
         conn.execute(sa.update(jobs).where(jobs.c.id == held.job_id).values(evaluation=asdict(progress)))
-    for event in (evaluation_event(notice.data) for notice in untold if notice.code == messages.MILESTONE):
-        record_milestone(conn, held.job_id, event, now)
+    for notice in untold:
+        if notice.code == messages.MILESTONE:
+            record_milestone(conn, held.job_id, _milestone(notice), now)
+
+
+def _milestone(notice: Notice) -> Event:
+    try:
+        return evaluation_event(storable(dict(notice.data)))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _impossible("notice", storable(dict(notice.data)), "a milestone of an evaluation") from error
 
 
 def record_milestone(conn: Connection, job_id: str, event: Event, now: datetime) -> None:
@@ -452,7 +499,7 @@ def _record_progress(conn: Connection, known: Known, state: JobState, beat: Hear
     if steps:
         _move(conn, known, state, steps, saving=beat.phase == "save", now=now)
     news = [m for m in steps if m["step"] > known.reported_step] + [m for m in validations if m["step"] > known.reported_validation]
-    record_many(conn, [(known.job_id, metrics_event(as_reported(m))) for m in news], now=now)
+    record_many(conn, [(known.job_id, metrics_event(storable(as_reported(m)))) for m in news], now=now)
     return {
         "reported_step": max(known.reported_step, *(m["step"] for m in steps), 0),
         "reported_validation": max(known.reported_validation, *(m["step"] for m in validations), 0),
@@ -479,7 +526,9 @@ def _seconds_per_step(steps: Sequence[Mapping[str, Any]]) -> float:
 
 def _event(notice: Notice) -> Event | None:
     level = NOTICES.get(notice.code)
-    return None if level is None else Event(code=notice.code, level=level, message=notice.message, data=dict(notice.data))
+    return (
+        None if level is None else Event(code=notice.code, level=level, message=printable(notice.message), data=storable(dict(notice.data)))
+    )
 
 
 def reference_prefix(held: Claim) -> str:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.attempts.service import Claim, holds_in
-from control_plane.attempts.tables import agents, attempts, checkpoints
+from control_plane.attempts.tables import agent_tokens, agents, attempts, checkpoints
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
@@ -88,7 +88,7 @@ def _ended(platform: Platform, tried: Collection[str]) -> sa.Select[Any]:
         .where(
             left
             | sa.exists().where(mine, checkpoints.c.retired_at.is_(None), ~_wanted())
-            | sa.exists().where(agents.c.job_id == jobs.c.id, _expired_agents(platform))
+            | sa.exists().where(agents.c.job_id == jobs.c.id, _has_ended(platform, agents))
         )
         .order_by(left, jobs.c.finished_at, jobs.c.id)
     )
@@ -103,13 +103,14 @@ def _retire_job(platform: Platform, tenant: str, job_id: str) -> bool:
     due = checkpoints.c.retired_at.is_not(None) & checkpoints.c.removed_at.is_(None)
     with platform.engine.begin() as conn:
         if swept:
-            conn.execute(sa.delete(agents).where(agents.c.job_id == job_id, _expired_agents(platform)))
+            for table in (agent_tokens, agents):
+                conn.execute(sa.delete(table).where(table.c.job_id == job_id, _has_ended(platform, table)))
         return swept and conn.execute(sa.select(checkpoints.c.id).where(checkpoints.c.job_id == job_id, due).limit(1)).first() is None
 
 
-def _expired_agents(platform: Platform) -> sa.Exists:
-    """Whether an agent's attempt ended :data:`KEPT_AFTER_END` ago: it stores nothing more, and its row goes with what it left."""
-    attempt = (attempts.c.job_id == agents.c.job_id) & (attempts.c.attempt == agents.c.attempt)
+def _has_ended(platform: Platform, table: sa.Table) -> sa.Exists:
+    """Whether an agent's attempt ended :data:`KEPT_AFTER_END` ago: it stores nothing more, and its rows go with what it left."""
+    attempt = (attempts.c.job_id == table.c.job_id) & (attempts.c.attempt == table.c.attempt)
     return sa.exists().where(attempt, attempts.c.ended_at < platform.clock() - KEPT_AFTER_END)
 
 

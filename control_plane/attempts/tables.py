@@ -48,7 +48,6 @@ agents = sa.Table(
     sa.Column("job_id", sa.Text, primary_key=True),
     sa.Column("attempt", sa.Integer, primary_key=True),
     sa.Column("node", sa.Integer, primary_key=True),  # number in the gang
-    sa.Column("token", sa.Text, nullable=False),  # what the attempt's agents authenticate with
     sa.Column("may_read", JSONB, nullable=False),  # object prefixes of its inputs
     sa.Column("reported_step", sa.Integer, nullable=False), sa.Column("reported_validation", sa.Integer, nullable=False),
     sa.Column("beat", sa.Integer, nullable=False),  # number of the last heartbeat
@@ -57,11 +56,20 @@ agents = sa.Table(
     sa.Column("facts", JSONB),  # agent.messages.Facts of the last heartbeat
     sa.Column("exit", JSONB),  # agent.messages.Exit; null until it has ended
     sa.Column("address", sa.Text),  # where it could lead the gang; null until it can start
-    sa.UniqueConstraint("token", "node"),
     sa.ForeignKeyConstraint(["job_id", "attempt"], ["attempts.job_id", "attempts.attempt"]),
 )  # fmt: skip
 """The agent on one node of an attempt: what it may do, and what it last said. No tenant's call sees it. Retention deletes it a week after
 its job has ended."""
+
+agent_tokens = sa.Table(
+    "agent_tokens", metadata,
+    sa.Column("sha256", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.Text, nullable=False, index=True),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.ForeignKeyConstraint(["job_id", "attempt"], ["attempts.job_id", "attempts.attempt"]),
+)  # fmt: skip
+"""Digests of the tokens with which the agents of an attempt authenticate, one for each time that it was described to the launcher.
+Deleted with `agents`."""
 
 checkpoints = sa.Table(
     "checkpoints", metadata,

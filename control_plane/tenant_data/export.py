@@ -50,7 +50,7 @@ LEFT_OUT: Mapping[str, str] = {
     "console_sessions": "hashes of secrets that expire within hours",
     **dict.fromkeys(("eval_scores", "unbilled_attempts", "quota_holds"), "derived: reports, meter events and jobs hold the same"),
     **dict.fromkeys(
-        ("agents", "held_devices", "reservations", "run_launches", "deployments", "replica_adapters", "model_servers"),
+        ("agents", "agent_tokens", "held_devices", "reservations", "run_launches", "deployments", "replica_adapters", "model_servers"),
         "the platform's nodes and servers",
     ),
     **dict.fromkeys(

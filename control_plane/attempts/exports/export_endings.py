@@ -39,7 +39,7 @@ def is_wanted(conn: Connection, export_id: str) -> bool:
 
 def record_stage(conn: Connection, export_id: str, beat: Mapping[str, Any]) -> None:
     """Show what the export's process does."""
-    orders.show_progress(conn, export_id, {"stage": str(beat.get("phase", "")), "seconds": int(beat.get("seconds") or 0)})
+    orders.show_progress(conn, export_id, {"stage": printable(beat.get("phase") or ""), "seconds": int(beat.get("seconds") or 0)})
 
 
 def move(conn: Connection, held: Claim, export_id: str, ending: Ending, now: datetime) -> None:

@@ -25,12 +25,8 @@ from ft_assets.errors import Conflict, IntegrityError, InvalidRequest
 from resources.database import embedded, migrate
 from resources.object_store.tenant_keys import KEYS, TenantKeys
 
-NEW_TOKENS = """
-UPDATE agents SET token = fresh.token
-FROM (SELECT job_id, attempt, gen_random_uuid() || '-' || gen_random_uuid() AS token FROM agents GROUP BY job_id, attempt) AS fresh
-WHERE fresh.job_id = agents.job_id AND fresh.attempt = agents.attempt
-"""
-"""Agents of one attempt share a token. One that has not started yet gets the new one from its launcher."""
+END_TOKENS = "DELETE FROM agent_tokens"
+"""Agents that still run are told to end. An attempt that has not started yet gets a new token from its launcher."""
 END_SESSIONS = "DELETE FROM console_sessions"
 PLACES = (
     ("experiments", "artifact_location"),
@@ -147,7 +143,7 @@ def _load(settings: Settings, directory: Path, manifest: Manifest) -> int:
         database_dump.load_roles(postgres, directory / ROLES)
         for name, rows in manifest.rows.items():
             _check_rows(name, rows, database_dump.load(postgres, name, directory / database_file(name)))
-        _, _, running = database_dump.execute(postgres, embedded.CONTROL_PLANE, NEW_TOKENS, END_SESSIONS, RUNNING)
+        _, _, running = database_dump.execute(postgres, embedded.CONTROL_PLANE, END_TOKENS, END_SESSIONS, RUNNING)
     finally:
         embedded.stop(server)
     return running

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from agent.messages import HEARTBEAT_S, Commit, Exit, Facts, Heartbeat, Restored, Skipped
+from agent.messages import FENCED, HEARTBEAT_S, Commit, Exit, Facts, Heartbeat, Notice, Restored, Skipped
 from control_plane.attempts import agents, endings
 from control_plane.attempts import service as attempts
 from control_plane.attempts.rules import HEARTBEAT_LIMIT_S
+from control_plane.attempts.tables import agent_tokens
 from control_plane.attempts.tables import agents as agents_table
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.metering import service as metering
@@ -29,7 +30,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue.tables import reservations
-from ft_assets.errors import Fault, InvalidRequest
+from ft_assets.errors import Conflict, Fault, InvalidRequest
 from ft_assets.training.failures import Retry
 from tests.support.jobs.claimed_job import ending, failure, held_by, ledger, report, resume_from
 
@@ -261,10 +262,32 @@ def test_a_heartbeat_that_waited_for_another_one_reports_nothing_twice(queued: C
 def test_a_second_description_may_name_other_inputs(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
-    token = agents.introduce(platform, held, may_read=["one/"])
-    assert agents.introduce(platform, held, may_read=["one/", "two/"]) == token
+    for prefixes in (["one/"], ["one/", "two/"]):
+        agents.introduce(platform, held, may_read=prefixes)
     platform.objects.put_bytes("two/object", b"there")
     assert set(agents.read_urls(platform, held, ["two/object"]).urls) == {"two/object"}
+
+
+def test_stored_digest_of_a_token_opens_nothing(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    token = agents.introduce(platform, held_by(platform, tenant, job_id), may_read=[])
+    with platform.engine.connect() as conn:
+        rows = [conn.execute(sa.select(table).where(table.c.job_id == job_id)).mappings().one() for table in (agents_table, agent_tokens)]
+    assert token not in str([dict(row) for row in rows])
+    with pytest.raises(Conflict) as refused:
+        agents.check_token(platform, rows[1]["sha256"])
+    assert refused.value.code == FENCED
+    agents.check_token(platform, token)
+
+
+def test_each_step_that_starts_an_attempt_gets_a_token_that_works(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    first, second = (agents.introduce(platform, held, may_read=[]) for _ in range(2))
+    assert first != second
+    for number, token in enumerate((first, second), 1):
+        agents.heartbeat(platform, token, Heartbeat(phase="load", number=number))
+        assert agents.held_by(platform, token) == held
 
 
 STEP = {"step": 3, "total_steps": 10, "loss": 1.0, "time": 1.0}
@@ -295,6 +318,12 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "an end with another outcome": {"exit": exit_with({"outcome": "triumph"})},
     "an end for another reason": {"exit": Exit(exit_code=0, evidence=None, stop_reason="boredom")},
     "an end with half an error": {"exit": Exit(exit_code=0, evidence=None, stop_reason=None, error={"code": "x"})},
+    "an error without words": {"exit": Exit(exit_code=0, evidence=None, stop_reason=None, error={"code": "x", "message": {}})},
+    "an address with a line end": {"address": "10.0.0.1:29500\n"},
+    "an address beyond all names": {"address": "a" * 301},
+    "progress in words": {"evaluation": {"done": "most"}},
+    "a phase that is a number": {"evaluation": {"phase": 3}},
+    "an end that never comes": {"evaluation": {"eta_s": math.inf}},
 }
 
 
@@ -311,6 +340,23 @@ def test_a_report_that_cannot_be_is_refused_and_stored_nowhere(queued: Callable[
     assert refused.value.code == "report_invalid"
     with platform.engine.connect() as conn:
         assert conn.execute(sa.select(agents_table, jobs_table).join(jobs_table, jobs_table.c.id == agents_table.c.job_id)).all() == before
+
+
+def test_text_that_no_store_accepts_is_kept_in_a_form_that_every_store_does(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    token = agents.introduce(platform, held_by(platform, tenant, job_id), may_read=[])
+    notice = Notice(
+        code="checkpoint_upload_failed", level="warn", message="no such file: a\0b", data={"half": "\ud800", "lost_s": math.inf}
+    )
+    line = {**STEP, "note": "a\0b"}
+    ended = Exit(exit_code=1, evidence=None, stop_reason=None, error={"code": "bad_file", "message": "a\0b"})
+    agents.heartbeat(platform, token, Heartbeat(phase="train", metrics=(line,), notices=(notice,), exit=ended))
+    with platform.engine.connect() as conn:
+        events = conn.execute(sa.select(job_events.c.message, job_events.c.data).where(job_events.c.job_id == job_id)).all()
+        stored = conn.execute(sa.select(agents_table.c.exit).where(agents_table.c.job_id == job_id)).scalar_one()
+    assert stored["error"] == {"code": "bad_file", "message": "a\\u0000b"}
+    assert ("no such file: a\\u0000b", {"half": "\\ud800", "lost_s": None}) in [tuple(event) for event in events]
+    assert [event.data["note"] for event in events if "note" in (event.data or {})] == ["a\\u0000b"]
 
 
 @pytest.mark.parametrize("step", [-1, 11, 2**31])
@@ -365,7 +411,7 @@ def test_the_interval_that_an_agent_is_told_is_stored_with_its_heartbeat(queued:
         attempt = {"attempt": 1}
         conn.execute(sa.insert(attempts_table), [{**attempt, "job_id": other, "workload": f"{other}-a1"} for other in others])
         agent = {"attempt": 1, "may_read": [], "reported_step": 0, "reported_validation": 0, "beat": 0, "notices": 0}
-        gangs = [{**agent, "job_id": other, "node": node, "token": f"{other}-{node}"} for other in others for node in range(2)]
+        gangs = [{**agent, "job_id": other, "node": node} for other in others for node in range(2)]
         conn.execute(sa.insert(agents_table), gangs)
     answer = agents.heartbeat(platform, token, Heartbeat(phase="train"))
     assert answer.next_s >= agents.heartbeat_interval_s(199) > agents.heartbeat_interval_s(100) > HEARTBEAT_S

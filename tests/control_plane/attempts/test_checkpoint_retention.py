@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from agent import node_space
-from control_plane.attempts import agents, checkpoint_retention
+from control_plane.attempts import agents, checkpoint_retention, tables
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Ending
 from control_plane.attempts.tables import checkpoints
@@ -137,6 +137,8 @@ def test_what_a_job_left_that_never_committed_anything_is_swept_once(fresh_platf
     assert len(list(fresh_platform.objects.list(left))) == 2
     assert checkpoint_retention.retire_ended(later) == 1
     assert list(fresh_platform.objects.list(left)) == []
+    with fresh_platform.engine.connect() as conn:
+        assert [conn.execute(sa.select(table)).all() for table in (tables.agents, tables.agent_tokens)] == [[], []]
     assert checkpoint_retention.retire_ended(later) == 0
 
 

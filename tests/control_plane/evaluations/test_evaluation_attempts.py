@@ -16,7 +16,7 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from agent.messages import Commit, WriteRequest
+from agent.messages import MILESTONE, Commit, Exit, Heartbeat, Notice, WriteRequest
 from control_plane.attempts import agents
 from control_plane.attempts.tables import agents as agents_table
 from control_plane.attempts.tables import checkpoints
@@ -31,7 +31,7 @@ from control_plane.quotas.tables import quota_holds
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.base_models import Catalogue
-from ft_assets.errors import Conflict, Forbidden, FtError, IntegrityError, NotAdmitted
+from ft_assets.errors import Conflict, Forbidden, FtError, IntegrityError, InvalidRequest, NotAdmitted
 from ft_assets.evals import step
 from ft_assets.evals.run import run_file
 from tests.ft_assets.evals.suites.test_task_files import write_suite
@@ -360,6 +360,25 @@ def test_the_agent_of_an_evaluation_writes_its_result_and_nothing_else(job: Eval
         assert conn.execute(sa.select(agents_table.c.exit)).scalar_one() is None
     with pytest.raises(NotAdmitted):
         workloads.result(job.platform, job.tenant, job.id, None)
+
+
+@pytest.mark.parametrize(
+    "beat",
+    [
+        Heartbeat(exit=Exit(exit_code=0, evidence={}, stop_reason=None)),
+        Heartbeat(exit=Exit(exit_code=0, evidence={"sha256": 5}, stop_reason=None)),
+        Heartbeat(notices=(Notice(code=MILESTONE, level="info", message="", data={"kind": "planned"}),)),
+        Heartbeat(notices=(Notice(code=MILESTONE, level="info", message="", data={"kind": "suite", "seconds": "long"}),)),
+    ],
+)
+def test_impossible_report_of_evaluation_is_refused(job: Evaluated, beat: Heartbeat) -> None:
+    held = job.following.reserve(job.tenant, job.id)
+    assert held is not None
+    token = agents.introduce(job.platform, held, may_read=[])
+    with pytest.raises(InvalidRequest) as refused:
+        agents.heartbeat(job.platform, token, beat)
+    assert refused.value.code == "report_invalid"
+    agents.heartbeat(job.platform, token, Heartbeat(exit=Exit(exit_code=0, evidence={"sha256": "0" * 64}, stop_reason=None)))
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ from control_plane.tenants.rules import Tenant
 from ft_assets.adapters.exports import Format
 from ft_assets.adapters.exports.archive import build
 from ft_assets.durable_files import sha256_of
-from ft_assets.errors import Forbidden
+from ft_assets.errors import Forbidden, InvalidRequest
 from resources.launcher import open_launcher
 from tests.control_plane.adapters.test_exports import MODEL, register
 from tests.support.jobs.followed_evaluations import following
@@ -238,6 +238,25 @@ def test_what_a_workload_made_is_signed_by_the_worker_and_again_after_a_revocati
     assert exports.get(platform, tenant.id, adapter_id, order.id).signature is None
     assert adapter_signatures.sign_due(platform) == 2
     assert "VERIFIED: the" in verified(platform, api_key, adapter_id, tmp_path / "second", monkeypatch)
+
+
+DESCRIBED: dict[str, object] = {"bytes": 7, "sha256": "0" * 64, "manifest": {}, "manifest_sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"bytes": -1}, {"bytes": "7"}, {"bytes": 2**63}, {"sha256": "x"}, {"sha256": None}, {"manifest": [1]}, {"manifest_sha256": 7}],
+    ids=str,
+)
+def test_an_export_ends_only_with_a_description_that_its_row_can_hold(
+    platform: Platform, tenant: Tenant, adapter_id: str, wrong: dict[str, object]
+) -> None:
+    held = begin(platform, tenant, ordered(platform, tenant, adapter_id))
+    token, said = agents.introduce(platform, held, may_read=[]), Exit(exit_code=0, evidence={**DESCRIBED, **wrong}, stop_reason=None)
+    with pytest.raises(InvalidRequest) as refused:
+        agents.heartbeat(platform, token, Heartbeat(exit=said))
+    assert refused.value.code == "report_invalid"
+    agents.heartbeat(platform, token, Heartbeat(exit=replace(said, evidence=DESCRIBED)))
 
 
 @pytest.mark.parametrize("manifest", [{}, {"files": ["model.safetensors"]}, {"files": {"model.safetensors": 1}}])

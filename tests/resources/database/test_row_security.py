@@ -21,8 +21,8 @@ from tests.support.platform.database_roles import as_owner
 from tests.support.platform.declared_tables import declared_tables
 
 OF_THE_PLATFORM = {
-    "agents", "held_devices", "operator_keys", "mirrors", "adapter_stage_moves", "run_launches", "scheduler_state", "node_drains",
-    "node_health", "maintenance", "rate_limits", "console_sessions", "model_servers", "recipes", "signing_keys",
+    "agents", "agent_tokens", "held_devices", "operator_keys", "mirrors", "adapter_stage_moves", "run_launches", "scheduler_state",
+    "node_drains", "node_health", "maintenance", "rate_limits", "console_sessions", "model_servers", "recipes", "signing_keys",
 }  # fmt: skip
 """Tables that hold nothing of any tenant."""
 BY_PARENT = {

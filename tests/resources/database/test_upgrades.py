@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,9 @@ def test_rows_of_the_first_release_get_what_today_needs(first_release: Engine) -
         ):
             insert(conn, "exports", id=id, tenant_id="t", adapter_id="a", key=id, format=format, status=status, claim="c")
         insert(conn, "audit_log", action="before")
+        insert(conn, "attempts", job_id="j", attempt=1)
+        for node in (0, 1):
+            insert(conn, "agents", job_id="j", attempt=1, node=node, token="runs on")
     assert migrate.upgrade(first_release) == migrate.head()
     with first_release.connect() as conn:
         found = conn.exec_driver_sql("SELECT id, job_id, status, claim, error ->> 'code' FROM exports ORDER BY id").all()
@@ -66,6 +70,8 @@ def test_rows_of_the_first_release_get_what_today_needs(first_release: Engine) -
             ("e3", "j", "running", "c", None), ("e4", "j", "ready", "c", None),
         ]  # fmt: skip
         assert conn.exec_driver_sql("SELECT position FROM audit_log WHERE action = 'before'").scalar_one() is None, "the worker places it"
+        tokens = conn.exec_driver_sql("SELECT sha256, job_id, attempt FROM agent_tokens").all()
+        assert [tuple(row) for row in tokens] == [(hashlib.sha256(b"runs on").hexdigest(), "j", 1)]
         conn.exec_driver_sql("UPDATE adapters SET signature = '{}' WHERE id = 'a'")  # a part of the record that comes later
         placed = "UPDATE audit_log SET position = 1, content_sha256 = 'x', sha256 = 'y'"
         conn.exec_driver_sql(placed)
