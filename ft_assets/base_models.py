@@ -156,6 +156,11 @@ class Catalogue:
             raise Unavailable(f"base model {model_id} is not on this machine; fetch it there", code="base_model_unavailable")
         return model, model.directory
 
+    def digests_alike(self, model_id: str) -> frozenset[str]:
+        """Returns the earlier digests of an id whose adapters are served on its present files, because prompts and weights are the same."""
+        found = self._entries.get(model_id)
+        return frozenset(v["digest"] for v in (found[0].get("previous", ()) if found else ()) if v.get("answers_alike"))
+
     def card(self, model_id: str) -> BaseModel:
         """Returns the catalogue's data of a model: like :meth:`get`, but without reading files if everything is pinned."""
         entry, root = self.entry(model_id)

@@ -121,7 +121,10 @@ def _over_limit(conn: Connection, tenant: str, record: AdapterRecord) -> Refusal
 def _on_present_base(platform: Platform, conn: Connection, candidate: promotion_rules.Candidate) -> promotion_rules.Candidate:
     """Check `candidate` against the present catalogue and verdicts: a concurrent base update waits for the adapter's locked row, or is
     seen."""
-    present, accepted = platform.models.card(candidate.record.base_model).digest, accepted_bases.accepted_digests(conn, candidate.record)
+    present, accepted = (
+        platform.models.card(candidate.record.base_model).digest,
+        accepted_bases.accepted_digests(platform.models, conn, candidate.record),
+    )
     served = candidate.served_digests if candidate.from_servers else (present,)
     return replace(candidate, served_digests=served, catalogue_digest=present, accepted_digests=accepted)
 
@@ -131,7 +134,7 @@ def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.Fl
     in_catalogue = platform.models.get(current.base_model).digest
     found = _look(platform, current)
     with platform.engine.connect() as conn:
-        accepted = accepted_bases.accepted_digests(conn, current)
+        accepted = accepted_bases.accepted_digests(platform.models, conn, current)
     return promotion_rules.Candidate(
         record=current, served_digests=sorted(reported or {in_catalogue}), from_servers=bool(reported), accepted_digests=accepted,
         catalogue_digest=in_catalogue, file_refusals=found, starts_servers=platform.servers is not None,
@@ -213,7 +216,7 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
         return
     with platform.engine.connect() as conn:
         served = observations.is_served(conn, previous.id, None if whole else [r.url for r in ready])
-        accepted = accepted_bases.accepted_digests(conn, previous)
+        accepted = accepted_bases.accepted_digests(platform.models, conn, previous)
     reported = {r.base_digest for r in ready if r.base_digest} or {platform.models.get(previous.base_model).digest}
     if served and (whole or reported & accepted):
         return

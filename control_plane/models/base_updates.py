@@ -99,7 +99,7 @@ def status(platform: Platform, model_id: str) -> BaseUpdate:
     """Return the state of the model's update, from the catalogue and the verdicts."""
     entry, _ = platform.models.entry(model_id)
     with platform.engine.connect() as conn:
-        return _status(conn, entry, platform.models.card(model_id).digest)
+        return _status(platform, conn, entry, platform.models.card(model_id).digest)
 
 
 def evaluate(platform: Platform, model_id: str, *, again: bool = False) -> BaseUpdate:
@@ -133,7 +133,7 @@ def apply(platform: Platform, model_id: str, *, digest: str | None = None) -> Ba
         if (entry.get("next") or {}).get("digest") != digest:
             raise Conflict(f"the update of {model_id} was changed in the meantime; review it again", code="nothing_staged")
         conn.execute(sa.select(adapters.c.id).where(adapters.c.base_model == model_id).order_by(adapters.c.id).with_for_update())
-        found = _status(conn, entry, entry["digest"])
+        found = _status(platform, conn, entry, entry["digest"])
         if found.blocking:
             raise Conflict(blocked(found), code="base_update_blocked")
         old = {k: entry[k] for k in VERSION_FIELDS if k in entry} | {"replaced_at": platform.clock()}
@@ -263,9 +263,9 @@ def _size(shape: Sequence[int] | None) -> str:
     return "absent" if shape is None else "x".join(map(str, shape))
 
 
-def _status(conn: Connection, entry: Entry, digest: str) -> BaseUpdate:
+def _status(platform: Platform, conn: Connection, entry: Entry, digest: str) -> BaseUpdate:
     staged = (entry.get("next") or {}).get("digest")
-    affected = tuple(_affected(conn, row, staged or digest) for row in _production(conn, entry["id"]))
+    affected = tuple(_affected(platform, conn, row, staged or digest) for row in _production(conn, entry["id"]))
     previous = tuple(v["digest"] for v in entry.get("previous", ()))
     return BaseUpdate(model_id=entry["id"], digest=digest, staged=staged, previous=previous, adapters=affected)
 
@@ -276,7 +276,7 @@ def _production(conn: Connection, model_id: str) -> list[AdapterRecord]:
     return many(conn, query, AdapterRecord)
 
 
-def _affected(conn: Connection, record: AdapterRecord, digest: str) -> Affected:
+def _affected(platform: Platform, conn: Connection, record: AdapterRecord, digest: str) -> Affected:
     e = evaluations_table.c
     query = (
         sa.select(evaluations_table)
@@ -285,7 +285,7 @@ def _affected(conn: Connection, record: AdapterRecord, digest: str) -> Affected:
         .limit(1)
     )
     last = one_or_none(conn, query, Evaluation)
-    accepted = digest in accepted_bases.accepted_digests(conn, record)
+    accepted = digest in accepted_bases.accepted_digests(platform.models, conn, record)
     state, reasons = (ACCEPTED, ()) if accepted else _standing(last)
     evaluation_id = None if last is None else last.id
     return Affected(

@@ -156,7 +156,10 @@ def pinned(entry: Entry, model: BaseModel, models_dir: Path) -> Entry:
     if path is not None and model.directory is not None:
         fetched = _fetched(models_dir, path)
         if fetched is None or fetched.resolve() != model.directory.resolve():  # an entry of a separate file: the operator's lies elsewhere
+            root = Path(str(model.directory.absolute()).removesuffix(path))
             path = str(model.directory.absolute())
+            if entry.get("previous"):
+                entry = {**entry, "previous": [{**v, "path": str(root / v["path"])} if v.get("path") else v for v in entry["previous"]]}
     pins = {k: getattr(model, k) for k in (*base_models.CARD, "license")}
     return {k: v for k, v in {"id": model.id, **entry, "path": path, **pins}.items() if v is not None}
 

@@ -1,4 +1,5 @@
-"""Bases on which an adapter may be served: the one it was trained on, and those on which its newest evaluation passed."""
+"""Bases on which an adapter may be served: the one it was trained on, those on which its newest evaluation passed, and the present files of
+its base model if the catalogue says that they answer alike."""
 
 from __future__ import annotations
 
@@ -10,21 +11,30 @@ from sqlalchemy.engine import Connection
 from control_plane.adapters.tables import adapters
 from control_plane.evaluations.tables import evaluations
 from ft_assets.adapters.record import AdapterRecord
+from ft_assets.base_models import Catalogue
 from ft_assets.evals.gate.verdict import PASSED
 
 SUCCEEDED = "succeeded"
 """State of an evaluation with a verdict."""
 
 
-def accepted_digests(conn: Connection, record: AdapterRecord) -> frozenset[str]:
-    """Return the bases on which the adapter may be served: the one it was trained on, and those on which its last verdict is a pass."""
-    return frozenset({record.base_digest, *(digest for _, digest in _passed(conn, evaluations.c.adapter_id == record.id))})
+def accepted_digests(models: Catalogue, conn: Connection, record: AdapterRecord) -> frozenset[str]:
+    """Return the bases on which the adapter may be served."""
+    passed = {digest for _, digest in _passed(conn, evaluations.c.adapter_id == record.id)}
+    alike = {models.card(record.base_model).digest} if record.base_digest in models.digests_alike(record.base_model) else set()
+    return frozenset({record.base_digest, *passed, *alike})
 
 
-def accepted_on_other_bases(conn: Connection, digests: Collection[str]) -> frozenset[tuple[str, str]]:
-    """Return (adapter, base digest) pairs, over all adapters, for those of these bases that the adapter may be served on but was not
-    trained on."""
-    return _passed(conn, evaluations.c.base_digest.in_(digests) & (evaluations.c.base_digest != adapters.c.base_digest))
+def accepted_on_other_bases(models: Catalogue, conn: Connection, served: Collection[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    """Return (adapter, base digest) pairs, over all adapters, for those of the `served` (base model, digest) that the adapter may be served
+    on but was not trained on."""
+    digests = {digest for _, digest in served}
+    found = set(_passed(conn, evaluations.c.base_digest.in_(digests) & (evaluations.c.base_digest != adapters.c.base_digest)))
+    for model in {model for model, _ in served}:
+        if (alike := models.digests_alike(model)) and (present := models.card(model).digest) in digests:
+            older = sa.select(adapters.c.id).where(adapters.c.base_model == model, adapters.c.base_digest.in_(alike))
+            found |= {(adapter_id, present) for adapter_id in conn.execute(older).scalars()}
+    return frozenset(found)
 
 
 def _passed(conn: Connection, which: sa.ColumnElement[bool]) -> frozenset[tuple[str, str]]:

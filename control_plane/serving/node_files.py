@@ -193,7 +193,7 @@ def _write(platform: Platform, served: set[tuple[str, str]]) -> None:
     paths = {*_written(root), *(root / serving_index.filename(digest) for _, digest in served)}
     with platform.engine.begin() as conn:
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(ONE_WRITER)))
-        elsewhere = accepted_bases.accepted_on_other_bases(conn, {digest for _, digest in served})
+        elsewhere = accepted_bases.accepted_on_other_bases(platform.models, conn, served)
         places = [place for record in _desired(conn) for place in _places(platform, record, served, elsewhere)]
         paths |= {root / serving_index.filename(digest) for _, digest, _ in places}
         requested = tuple((record.name, record.manifest_sha256, digest, stat) for record, digest, stat in places)

@@ -171,7 +171,9 @@ def _snapshot(platform: Platform, answers: FleetState, only: str | None) -> _Sna
         return _Snapshot(
             adapters=many(conn, observations.select_adapters().where(adapters.c.id == only if only else open_), Adapter),
             seen=observations.read(conn, [only] if only else None),
-            accepted_on_others=accepted_bases.accepted_on_other_bases(conn, {r.base_digest for r in answers.replicas if r.base_digest}),
+            accepted_on_others=accepted_bases.accepted_on_other_bases(
+                platform.models, conn, {(r.base, r.base_digest) for r in answers.replicas if r.base and r.base_digest}
+            ),
         )
 
 

@@ -137,7 +137,7 @@ def _order_on_present_base(platform: Platform, made: Adapter) -> str | None:
     """Returns the id of the evaluation that must pass before the adapter can be served; None if it can be served now."""
     present = platform.models.card(made.base_model).digest
     with platform.engine.connect() as conn:
-        if present in accepted_bases.accepted_digests(conn, made):
+        if present in accepted_bases.accepted_digests(platform.models, conn, made):
             return None
     ordered = evaluations.request(platform, made.tenant_id, made.id, kind=evaluations.BASE_UPDATE, base_digest=present)
     return ordered.id

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
+from ft_assets.base_models import Catalogue
 from ft_assets.datasets.schema import Example, Message, ToolCall
 from ft_assets.datasets.tokens.call_form import CallForm
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
@@ -14,20 +14,24 @@ from ft_assets.datasets.tokens.tool_probe import TemplateTools
 from tests.ft_assets.datasets.examples_of import varied_chats
 
 BASE = Path(__file__).parents[2] / "examples" / "demo" / "base_model"
-WITHOUT_TOOLS = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"
-    "{% else %}{{ message['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-"""The template with which the base was trained and measured (examples/demo/RESULTS.md)."""
+RELEASED = BASE.with_name("base_model_0_1")
+"""With the template with which the base was trained and measured (examples/demo/RESULTS.md): that of release 0.1."""
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
 
 
-def test_conversation_without_tools_is_rendered_as_when_the_base_was_measured(tmp_path: Path) -> None:
-    shutil.copytree(BASE, tmp_path / "before")
-    (tmp_path / "before" / "chat_template.jinja").write_text(WITHOUT_TOOLS)
-    now, before = ChatTokenizer.load(BASE), ChatTokenizer.load(tmp_path / "before")
+def test_base_of_release_0_1_differs_only_in_its_template() -> None:
+    models = Catalogue.load()
+    (earlier,) = models.digests_alike("demo-llama-3m")
+    before, directory = models.get_local("demo-llama-3m", earlier)
+    assert (before.digest, directory) == (earlier, RELEASED)
+    now = models.get("demo-llama-3m")
+    assert now.tokenizer_digest == before.tokenizer_digest and now.template_digest != before.template_digest
+    for name in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (BASE / name).read_bytes() == (RELEASED / name).read_bytes()
+
+
+def test_conversation_without_tools_is_rendered_as_when_the_base_was_measured() -> None:
+    now, before = ChatTokenizer.load(BASE), ChatTokenizer.load(RELEASED)
     examples = varied_chats(300, seed=3, weights=True)
     for one, other in zip(now.encode_batch(examples, max_seq_len=10**6), before.encode_batch(examples, max_seq_len=10**6), strict=True):
         assert (one.text, one.input_ids.tolist(), one.labels.tolist()) == (other.text, other.input_ids.tolist(), other.labels.tolist())

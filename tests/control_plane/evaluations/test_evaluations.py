@@ -30,6 +30,7 @@ from control_plane.serving import accepted_bases
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.adapters import reevaluation_step
+from ft_assets.base_models import Catalogue
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.advice import Advice
@@ -88,7 +89,7 @@ def waiting(platform: Platform, evaluation_id: str) -> evaluations.DueEvaluation
 def accepted(platform: Platform, tenant: str, adapter: str) -> frozenset[str]:
     record = adapters.get_adapter(platform, tenant, adapter)
     with platform.engine.connect() as conn:
-        return accepted_bases.accepted_digests(conn, record)
+        return accepted_bases.accepted_digests(platform.models, conn, record)
 
 
 def order_on(platform: Platform, row: Evaluation, digest: str) -> str:
@@ -167,6 +168,19 @@ def test_a_base_is_accepted_by_the_last_verdict_on_it(platform: Platform, tenant
         ordered = evaluations.request(platform, tenant.id, adapter, kind=evaluations.BASE_UPDATE)
         judge(platform, order_on(platform, ordered, OTHER), *findings)
         assert accepted(platform, tenant.id, adapter) == then
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_adapter_of_earlier_files_is_accepted_on_present_ones_that_answer_alike(
+    platform: Platform, tenant: Tenant, digest: str, alike: bool
+) -> None:
+    entry, root = platform.models.entry("tiny-base")
+    models = Catalogue({"tiny-base": ({**entry, "previous": [{"digest": OTHER, "answers_alike": alike}]}, root)})
+    later, before = replace(platform, models=models), new_adapter(platform, tenant, base_digest=OTHER)
+    assert accepted(later, tenant.id, before) == ({OTHER, digest} if alike else {OTHER})
+    with platform.engine.connect() as conn:
+        served = accepted_bases.accepted_on_other_bases(models, conn, {("tiny-base", digest), ("other", "c" * 64)})
+    assert ((before, digest) in served) is alike
 
 
 def test_a_verdict_under_rules_of_its_own_accepts_nothing(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:

@@ -130,7 +130,7 @@ def test_an_update_goes_through_where_the_adapter_holds_and_stays_blocked_where_
     done = base_updates.apply(operated, model)
     assert (done.previous, done.blocking) == ((first.digest,), ())
     with operated.engine.connect() as conn:
-        assert accepted_bases.accepted_digests(conn, adapter) == {first.digest, done.digest}
+        assert accepted_bases.accepted_digests(operated.models, conn, adapter) == {first.digest, done.digest}
         row = conn.execute(
             sa.select(table).where(table.c.adapter_id == adapter.id, table.c.outcome == "passed", table.c.kind != "gate")
         ).one()
