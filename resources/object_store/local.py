@@ -92,7 +92,7 @@ class LocalObjectStore:
 
     def _data_key(self, key: str, stored: BinaryIO) -> bytes | None:
         """Return the key that decrypts the rest of `stored`, or None if it is not encrypted."""
-        envelope = None if self._keys is None or not self._keys.used() else envelope_of(stored)
+        envelope = None if self._keys is None or not self._keys.used() else envelope_of(stored, name=f"object {key!r}")
         return None if self._keys is None or envelope is None else self._keys.data_key(key, envelope)
 
     def _new_data_key(self, key: str) -> DataKey | None:
@@ -213,15 +213,15 @@ class LocalObjectStore:
 
 def _below(root: Path, key: str) -> Path:
     """Return the path of `key`; ``IntegrityError`` if it leads through a symbolic link."""
-    path = str(root)
+    path = root
     for segment in filter(None, key.split("/")):
-        path = f"{path}/{segment}"
-        if os.path.islink(path):
+        path = path / segment
+        if path.is_symlink():
             raise IntegrityError(
                 f"{path} is a symbolic link, and the object store follows none; replace it with what it points to, or mount that there",
                 code="object_store_link",
             )
-    return Path(path)
+    return path
 
 
 def _write_whole(target: Path, staging: Path, write: Callable[[BinaryIO], int]) -> int:
@@ -274,8 +274,10 @@ def _file_size(file: os.DirEntry[str]) -> int:
 
 
 def _plain_size(file: os.DirEntry[str]) -> int:
-    with open(file.path, "rb") as stream:
-        return _file_size(file) if envelope_of(stream) is None else plain_bytes(os.fstat(stream.fileno()).st_size)
+    with open(file.path, "rb") as stream, suppress(IntegrityError):  # whoever reads it is told
+        if envelope_of(stream) is not None:
+            return plain_bytes(os.fstat(stream.fileno()).st_size)
+    return _file_size(file)
 
 
 def _walk(directory: Path, prefix: str, size: Callable[[os.DirEntry[str]], int] = _file_size) -> Iterator[ObjectInfo]:

@@ -20,7 +20,9 @@ def checked_key(key: str) -> str:
     """Return `key` if it is relative, consists of plain segments and contains no control character."""
     segments = key.split("/")
     plain = all(s not in ("", ".", "..") for s in segments) and "\\" not in key and key.isprintable()
-    fits = len(key.encode(errors="replace")) <= MAX_KEY_BYTES and max(len(s.encode(errors="replace")) for s in segments) <= MAX_SEGMENT_BYTES
+    fits = (
+        len(key.encode(errors="replace")) <= MAX_KEY_BYTES and max(len(s.encode(errors="replace")) for s in segments) <= MAX_SEGMENT_BYTES
+    )
     if plain and fits and not segments[0].startswith("."):
         return key
     raise InvalidRequest(

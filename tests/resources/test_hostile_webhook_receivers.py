@@ -89,11 +89,15 @@ def test_a_status_stands_whatever_follows_it(attack: str) -> None:
 
 
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 305, 307, 308])
-@pytest.mark.parametrize("to", ["inner", "http://169.254.169.254/latest/meta-data/", "//[::ffff:127.0.0.1]/", "file:///etc/passwd", "/loop"])
+@pytest.mark.parametrize(
+    "to", ["inner", "http://169.254.169.254/latest/meta-data/", "//[::ffff:127.0.0.1]/", "file:///etc/passwd", "/loop"]
+)
 def test_no_redirect_is_followed(status: int, to: str) -> None:
     with raw_server(lambda _: [OK + b"\r\n"]) as inner:
         location = inner.url if to == "inner" else to
-        with raw_server(lambda _: [b"HTTP/1.1 %d Moved\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % (status, location.encode())]) as server:
+        with raw_server(
+            lambda _: [b"HTTP/1.1 %d Moved\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % (status, location.encode())]
+        ) as server:
             assert sent_to(server).status == status
             assert (len(server.requests), inner.requests) == (1, [])
 

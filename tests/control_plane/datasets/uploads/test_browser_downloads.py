@@ -16,7 +16,8 @@ SCRIPT = "<script>fetch('/v1/api_keys')</script>"
 PAGE = f"<!doctype html><html><body>{SCRIPT}</body></html>".encode()
 PICTURE = f'<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)">{SCRIPT}</svg>'.encode()
 UPLOADS = {
-    "a page with a quote in its name": ('a"; filename="b.html', PAGE, "text/html"), "a picture": ("../x/\u202egvs.svg", PICTURE, "image/svg+xml"),
+    "a page with a quote in its name": ('a"; filename="b.html', PAGE, "text/html"),
+    "a picture": ("../x/\u202egvs.svg", PICTURE, "image/svg+xml"),
 }  # fmt: skip
 
 
@@ -42,12 +43,14 @@ def test_a_download_is_saved_and_not_shown(browser: httpx.Client, api_key: str, 
     named = email.message.Message()
     named["content-disposition"] = answer.headers["content-disposition"]
     assert named.get_content_disposition() == "attachment"
-    assert not set("/\\\"<>\u202e\r\n") & set(str(named.get_filename()))
+    assert not set('/\\"<>\u202e\r\n') & set(str(named.get_filename()))
     assert set(dict(named.get_params(header="content-disposition") or ())) <= {"attachment", "filename", "filename*"}
 
 
 def test_a_report_shows_a_script_as_text(browser: httpx.Client, api_key: str, platform: Platform) -> None:
-    rows = [{"messages": [{"role": "user", "content": f"{SCRIPT} {n}"}, {"role": "assistant", "content": PICTURE.decode()}]} for n in range(12)]
+    rows = [
+        {"messages": [{"role": "user", "content": f"{SCRIPT} {n}"}, {"role": "assistant", "content": PICTURE.decode()}]} for n in range(12)
+    ]
     content = "\n".join(json.dumps(row) for row in [*rows, {SCRIPT: SCRIPT}]).encode()
     bearer = {"authorization": f"Bearer {api_key}"}
     upload = {"file": (f"{SCRIPT}.jsonl", content, "text/html")}
