@@ -157,10 +157,10 @@ class OpenIdProvider:
 
     def _answer(self, method: str, url: str, **request: Any) -> Mapping[str, Any]:
         until, body = time.monotonic() + WHOLE_S, b""
-        accepted = {"accept": "application/json", "accept-encoding": "identity"}  # a packed answer may be a thousand times as long
+        accepted = {"accept": "application/json", "accept-encoding": "identity"}  # a packed answer is a thousand times as long
         try:
             with httpx.Client(timeout=TIMEOUT_S, headers=accepted) as http, http.stream(method, url, **request) as answer:
-                for piece in answer.iter_raw():
+                for piece in answer.iter_bytes():
                     body += piece
                     if len(body) > MAX_BYTES or time.monotonic() > until:
                         raise self._unavailable(f"its answer at {answer.url.path} is longer than {MAX_BYTES} bytes or {WHOLE_S:g} s")
