@@ -145,7 +145,11 @@ def _plain(path: Path, key: DataKey | None) -> BufferedReader:
     stored = path.open("rb")
     if key is None:
         return stored
-    envelope_of(stored)
+    try:
+        envelope_of(stored, name=f"object {path}")
+    except IntegrityError:
+        stored.close()
+        raise
     return decrypted(stored, key.key, name=f"object {path}")
 
 

@@ -8,6 +8,7 @@ and its Nonce-Reuse Misuse-Resistance"). A data key encrypts one file only, so n
 from __future__ import annotations
 
 import io
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -53,10 +54,18 @@ def encrypt(source: BinaryIO, out: BinaryIO, key: DataKey) -> int:
         number, chunk, following = number + 1, following, _chunk(source, CHUNK_BYTES)
 
 
-def envelope_of(stream: BinaryIO) -> bytes | None:
-    """Return the envelope of a file read from its start, or None if it is not encrypted."""
+def envelope_of(stream: BinaryIO, *, name: str = "the file") -> bytes | None:
+    """Return the envelope of a file read from its start, or None if it is not encrypted.
+
+    Raises ``IntegrityError``, which calls it `name`, if its mark or envelope is damaged or cut off: read as it is, it would be ciphertext.
+    """
     head = _chunk(stream, HEAD_BYTES)
-    return head[len(MARK) :] if head.startswith(MARK) and len(head) == HEAD_BYTES else None
+    mark = head[: len(MARK)]
+    if mark == MARK and len(head) == HEAD_BYTES:
+        return head[len(MARK) :]
+    if mark and (MARK.startswith(mark) or sum(map(operator.eq, mark, MARK)) > len(MARK) // 2):
+        raise IntegrityError(f"{name} was changed or cut off where it is stored; restore it from a backup")
+    return None
 
 
 def decrypted(stream: BinaryIO, data_key: bytes, *, name: str) -> io.BufferedReader:

@@ -7,6 +7,7 @@ this sign-in, and valid now.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -40,6 +41,10 @@ RETRY_S = 5.0
 """Seconds after a failed request during which no other is made; and between two look-ups of an unknown key."""
 SECRET_CHARS = 48
 MAX_QUOTED = 200
+MAX_BYTES, WHOLE_S = 1 << 20, 15.0
+"""Limits of an answer of the provider and of its time, also if it never ends or comes slowly: other sign-ins wait for its documents."""
+RSA_CHARS = 342
+"""Characters of a modulus of 2,048 bits in a key set; shorter ones can be factored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,7 @@ class OpenIdProvider:
             if now - self._failed_at < self._retry_s:
                 raise self._unavailable("it did not answer a moment ago")
             try:
-                document = self._answer(lambda http: http.get(url))
+                document = self._answer("GET", url)
             except Unavailable:
                 self._failed_at = time.monotonic()
                 raise
@@ -138,27 +143,32 @@ class OpenIdProvider:
             auth = httpx.BasicAuth(quote_plus(self._client_id), quote_plus(secret))
         else:
             fields |= {"client_id": self._client_id} | ({"client_secret": secret} if secret else {})
-        return self._answer(lambda http: http.post(description["token_endpoint"], data=fields, auth=auth))
+        return self._answer("POST", description["token_endpoint"], data=fields, auth=auth)
 
     def _user_info(self, token: Mapping[str, Any], subject: str) -> Mapping[str, Any]:
         """Return further claims, which must be of the same person."""
         url, headers = self._description().get("userinfo_endpoint"), {"authorization": f"Bearer {token.get('access_token')}"}
         if not isinstance(url, str):
             return {}
-        found = self._answer(lambda http: http.get(url, headers=headers))
+        found = self._answer("GET", url, headers=headers)
         if found.get("sub") != subject:
             raise _untrusted(f"the identity provider {self.host} answered about another person; sign in again")
         return found
 
-    def _answer(self, ask: Callable[[httpx.Client], httpx.Response]) -> Mapping[str, Any]:
+    def _answer(self, method: str, url: str, **request: Any) -> Mapping[str, Any]:
+        until, body = time.monotonic() + WHOLE_S, b""
+        accepted = {"accept": "application/json", "accept-encoding": "identity"}  # a packed answer is a thousand times as long
         try:
-            with httpx.Client(timeout=TIMEOUT_S, headers={"accept": "application/json"}) as http:
-                answer = ask(http)
+            with httpx.Client(timeout=TIMEOUT_S, headers=accepted) as http, http.stream(method, url, **request) as answer:
+                for piece in answer.iter_bytes():
+                    body += piece
+                    if len(body) > MAX_BYTES or time.monotonic() > until:
+                        raise self._unavailable(f"its answer at {answer.url.path} is longer than {MAX_BYTES} bytes or {WHOLE_S:g} s")
         except httpx.HTTPError as error:
             raise self._unavailable(str(error) or type(error).__name__) from error
         try:
-            document = answer.json()
-        except ValueError:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
             document = None
         if answer.status_code in (400, 401) and isinstance(document, dict):
             raise _refused(self.host, document)
@@ -176,7 +186,7 @@ class OpenIdProvider:
         )  # fmt: skip
         try:
             claims.validate(now=now, leeway=LEEWAY_S)
-        except JoseError as error:
+        except (JoseError, TypeError, ValueError, AttributeError, OverflowError) as error:  # a claim of another type breaks its check
             raise _untrusted(self._why(token.claims, issuer=issuer, nonce=nonce, now=now) or str(error)) from error
         return token.claims
 
@@ -188,7 +198,7 @@ class OpenIdProvider:
                 return jwt.decode(id_token, _keys(self._document(url)), algorithms=SIGNATURES)
             except (InvalidKeyIdError, BadSignatureError):
                 return jwt.decode(id_token, _keys(self._document(url, newer_than=began - self._retry_s)), algorithms=SIGNATURES)
-        except (JoseError, ValueError) as error:
+        except (JoseError, ValueError, RecursionError) as error:
             raise _untrusted(f"no key of the identity provider {self.host} verifies its ID token ({error}); sign in again") from error
 
     def _why(self, claims: Mapping[str, Any], *, issuer: str, nonce: str, now: int) -> str | None:
@@ -212,11 +222,16 @@ class OpenIdProvider:
 
 
 def _keys(document: Mapping[str, Any]) -> KeySet:
-    return KeySet.import_key_set({"keys": document.get("keys") or []})
+    found = document.get("keys")
+    keys = [key for key in found if isinstance(key, dict)] if isinstance(found, list) else []
+    return KeySet.import_key_set({"keys": [key for key in keys if key.get("kty") != "RSA" or len(str(key.get("n"))) >= RSA_CHARS]})
 
 
 def _clock(moment: float) -> str:
-    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    try:
+        return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):  # no calendar has it
+        return f"{moment:.0f}"
 
 
 def _refused(host: str, document: Mapping[str, Any]) -> Forbidden:

@@ -20,6 +20,7 @@ import httpx
 from filelock import FileLock
 
 from ft_assets.base_models import PICKLE_SUFFIXES
+from ft_assets.datasets.readers.hub import hub_session
 from ft_assets.datasets.readers.hub.hub_client import HubAnswer, HubRequest, ListedFile, ask
 from ft_assets.errors import FtError, InvalidRequest, NotFound, Unavailable
 
@@ -197,12 +198,18 @@ class _Hub:
         if self.token:
             headers["authorization"] = f"Bearer {self.token}"  # not forwarded to another host that the Hub redirects to
         headers["accept-encoding"] = "identity"
-        with httpx.stream("GET", url, headers=headers, timeout=TIMEOUT, follow_redirects=True) as answer:
+        hooks = {"request": [hub_session.guard(self.endpoint)]}
+        with (
+            httpx.Client(timeout=TIMEOUT, follow_redirects=True, event_hooks=hooks) as http,
+            http.stream("GET", url, headers=headers) as answer,
+        ):
             if answer.status_code not in (200, 206):
                 self._refuse(answer.status_code, part.name.removesuffix(".part"))
             with part.open("ab" if answer.status_code == 206 else "wb") as out:
                 for chunk in answer.iter_raw():  # written as it arrives, so that an interrupted transfer keeps what it has
                     out.write(chunk)
+                    if out.tell() > size:  # it is refused below: its rest could fill the disk
+                        break
         if part.stat().st_size < size:
             raise Unavailable(f"the transfer broke off at {part.stat().st_size} of {size} bytes")
 

@@ -17,7 +17,7 @@ from control_plane.platform.protocols import ObjectInfo
 from ft_assets.durable_files import swap_names, sync_to_disk
 from ft_assets.encrypted_files import MARK, DataKey, decrypted, encrypt, envelope_of, plain_bytes, with_key
 from ft_assets.errors import IntegrityError
-from resources.object_store.object_keys import checked_key, missing
+from resources.object_store.object_keys import checked_digests, checked_key, missing
 from resources.object_store.tenant_keys import TenantKeys
 
 CHUNK_BYTES = 1 << 20
@@ -38,7 +38,8 @@ class Renewed:
 class LocalObjectStore:
     """Readers see a whole object or none, even after a crash: data and directory entry are synced before ``put`` returns.
 
-    An object is under `root` or, once cooled, under `cold`; while it moves, identical copies are under both. With `keys`, encrypted objects
+    An object is under `root` or, once cooled, under `cold`; while it moves, identical copies are under both. No link below them is
+    followed: it could lead to a file of another tenant or of this machine. With `keys`, encrypted objects
     are read; with `encrypts`, new ones are encrypted.
     """
 
@@ -91,7 +92,7 @@ class LocalObjectStore:
 
     def _data_key(self, key: str, stored: BinaryIO) -> bytes | None:
         """Return the key that decrypts the rest of `stored`, or None if it is not encrypted."""
-        envelope = None if self._keys is None or not self._keys.used() else envelope_of(stored)
+        envelope = None if self._keys is None or not self._keys.used() else envelope_of(stored, name=f"object {key!r}")
         return None if self._keys is None or envelope is None else self._keys.data_key(key, envelope)
 
     def _new_data_key(self, key: str) -> DataKey | None:
@@ -114,7 +115,7 @@ class LocalObjectStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         under = f"{prefix}/" if prefix else ""
         size = _plain_size if self._keys is not None and self._keys.used() else _file_size
-        warm, *cold = [root / checked_key(prefix) if prefix else root for root in self._roots()]
+        warm, *cold = [_below(root, checked_key(prefix) if prefix else "") for root in self._roots()]
         if not cold:
             yield from _walk(warm, under, size)
             return
@@ -123,9 +124,10 @@ class LocalObjectStore:
         yield from (found[key] for key in sorted(found))
 
     def delete(self, key: str) -> None:
-        for path in self._paths(key):
-            with suppress(NotADirectoryError, IsADirectoryError):
-                path.unlink(missing_ok=True)
+        directory, _, name = checked_key(key).rpartition("/")
+        for root in self._roots():
+            with suppress(NotADirectoryError, IsADirectoryError):  # a link in its place is removed itself
+                (_below(root, directory) / name).unlink(missing_ok=True)
 
     def cool(self, prefix: str) -> int | None:
         if self.cold is None:
@@ -137,7 +139,7 @@ class LocalObjectStore:
                 _write_whole(cold, self.cold / STAGING, lambda out, source=source: _copy(source, out))  # type: ignore[misc]
             warm.unlink(missing_ok=True)
             found += 1
-        return max(found, sum(1 for _ in _walk(self.cold / checked_key(prefix), f"{prefix}/")))
+        return max(found, sum(1 for _ in _walk(_below(self.cold, prefix), f"{prefix}/")))
 
     def uri(self, key: str) -> str:
         return self._path(key).as_uri()
@@ -150,7 +152,8 @@ class LocalObjectStore:
             data_key = self._data_key(key, stored)
         return found.as_uri() if data_key is None else with_key(found.as_uri(), DataKey(data_key))
 
-    def begin_upload(self, key: str, part_sha256: Sequence[str], upload_id: str | None = None) -> WriteGrant:  # noqa: ARG002  # read back
+    def begin_upload(self, key: str, part_sha256: Sequence[str], upload_id: str | None = None) -> WriteGrant:  # noqa: ARG002
+        checked_digests(part_sha256)  # whoever writes the file reads it back
         new = self._new_data_key(key)
         return WriteGrant(parts=(PartGrant(url=self.uri(key) if new is None else with_key(self.uri(key), new)),))
 
@@ -169,7 +172,7 @@ class LocalObjectStore:
         """
         renewed, total, unreadable = 0, 0, list[str]()
         for root in self._roots():
-            for info in _walk(root / checked_key(prefix) if prefix else root, f"{prefix}/" if prefix else ""):
+            for info in _walk(_below(root, checked_key(prefix) if prefix else ""), f"{prefix}/" if prefix else ""):
                 try:
                     copied = self._renew(info.key, root / info.key, root / STAGING)
                 except IntegrityError:
@@ -192,11 +195,11 @@ class LocalObjectStore:
             return _exchange(path, staging, stored, newer)
 
     def _path(self, key: str) -> Path:
-        return self.root / checked_key(key)
+        return _below(self.root, checked_key(key))
 
     def _paths(self, key: str) -> tuple[Path, ...]:
         """Return the paths at which an object may be, in search order."""
-        return tuple(root / checked_key(key) for root in self._roots())
+        return tuple(_below(root, checked_key(key)) for root in self._roots())
 
     def _roots(self) -> tuple[Path, ...]:
         return (self.root,) if self.cold is None else (self.root, self.cold)
@@ -206,6 +209,19 @@ class LocalObjectStore:
         for cold in self._paths(key)[1:]:
             cold.unlink(missing_ok=True)  # or the old object would reappear when another machine deletes the new one
         return written
+
+
+def _below(root: Path, key: str) -> Path:
+    """Return the path of `key`; ``IntegrityError`` if it leads through a symbolic link."""
+    path = root
+    for segment in filter(None, key.split("/")):
+        path = path / segment
+        if path.is_symlink():
+            raise IntegrityError(
+                f"{path} is a symbolic link, and the object store follows none; replace it with what it points to, or mount that there",
+                code="object_store_link",
+            )
+    return path
 
 
 def _write_whole(target: Path, staging: Path, write: Callable[[BinaryIO], int]) -> int:
@@ -258,14 +274,16 @@ def _file_size(file: os.DirEntry[str]) -> int:
 
 
 def _plain_size(file: os.DirEntry[str]) -> int:
-    with open(file.path, "rb") as stream:
-        return _file_size(file) if envelope_of(stream) is None else plain_bytes(os.fstat(stream.fileno()).st_size)
+    with open(file.path, "rb") as stream, suppress(IntegrityError):  # whoever reads it is told
+        if envelope_of(stream) is not None:
+            return plain_bytes(os.fstat(stream.fileno()).st_size)
+    return _file_size(file)
 
 
 def _walk(directory: Path, prefix: str, size: Callable[[os.DirEntry[str]], int] = _file_size) -> Iterator[ObjectInfo]:
-    """Yield the files under `directory` in key order: a directory sorts as its name followed by ``/``."""
+    """Yield the files under `directory` in key order, without links: a directory sorts as its name followed by ``/``."""
     try:
-        entries = [(f"{e.name}/" if e.is_dir() else e.name, e) for e in os.scandir(directory)]
+        entries = [(f"{e.name}/" if e.is_dir() else e.name, e) for e in os.scandir(directory) if not e.is_symlink()]
     except (FileNotFoundError, NotADirectoryError):
         return
     for name, entry in sorted(entries, key=lambda pair: pair[0]):

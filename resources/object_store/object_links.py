@@ -99,14 +99,14 @@ def remove_abandoned(store: ObjectStore) -> bool:
 
 
 def _files(root: Path, under: str = "") -> Iterator[str]:
-    """Yield the files below `root` by their paths relative to it, sorted within each directory."""
+    """Yield the files below `root` by their paths relative to it, sorted within each directory; no symbolic links."""
     try:
         found = sorted(os.scandir(root / under), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in found:
         path = f"{under}{entry.name}"
-        if path in (STAGING, LINKS, LOCK):
+        if path in (STAGING, LINKS, LOCK) or entry.is_symlink():
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _files(root, f"{path}/")

@@ -21,8 +21,8 @@ from s3transfer.exceptions import RetriesExceededError
 from agent.messages import Completion, PartGrant, WriteGrant
 from control_plane.platform.protocols import ObjectInfo
 from ft_assets import layout
-from ft_assets.errors import FtError, IntegrityError, Unavailable
-from resources.object_store.object_keys import checked_key, missing
+from ft_assets.errors import FtError, IntegrityError, InvalidRequest, Unavailable
+from resources.object_store.object_keys import checked_digests, checked_key, missing
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -150,7 +150,7 @@ class S3ObjectStore:
             return self._signed("get_object", Key=self._key(key))
 
     def begin_upload(self, key: str, part_sha256: Sequence[str], upload_id: str | None = None) -> WriteGrant:
-        sums = [base64.b64encode(bytes.fromhex(digest)).decode() for digest in part_sha256]
+        sums = [base64.b64encode(bytes.fromhex(digest)).decode() for digest in checked_digests(part_sha256)]
         target = {"Key": self._key(key)}
         if len(sums) == 1:
             return WriteGrant(parts=(self._grant("put_object", sums[0], target, self._encryption(key)),))
@@ -176,9 +176,12 @@ class S3ObjectStore:
                 self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload["UploadId"])
 
     def complete_upload(self, completion: Completion) -> None:
+        digests = checked_digests(completion.part_sha256)
+        if len(completion.etags) != len(digests):
+            raise InvalidRequest(f"{len(completion.etags)} etags for {len(digests)} parts; send one of each", param="etags")
         parts = [
             {"PartNumber": number, "ETag": etag, "ChecksumSHA256": base64.b64encode(bytes.fromhex(digest)).decode()}
-            for number, (etag, digest) in enumerate(zip(completion.etags, completion.part_sha256, strict=True), start=1)
+            for number, (etag, digest) in enumerate(zip(completion.etags, digests, strict=True), start=1)
         ]
         with _translated(completion.key):
             self._client.complete_multipart_upload(

@@ -32,7 +32,8 @@ def encrypted(plain: bytes) -> bytes:
 
 def read(stored: bytes, key: bytes = KEY.key) -> bytes:
     stream = io.BytesIO(stored)
-    assert envelope_of(stream) == KEY.envelope
+    envelope = envelope_of(stream)
+    assert envelope == KEY.envelope
     with decrypted(stream, key, name="the file") as plain:
         return plain.read()
 
@@ -55,6 +56,10 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "a bit": lambda stored: stored[:-20] + bytes([stored[-20] ^ 1]) + stored[-19:],
     "its last chunk left out": lambda stored: stored[: HEAD_BYTES + 2 * STORED_CHUNK],
     "cut off within a chunk": lambda stored: stored[:-5],
+    "cut off within its envelope": lambda stored: stored[: HEAD_BYTES - 1],
+    "cut off within its mark": lambda stored: stored[:3],
+    "a bit of its mark": lambda stored: bytes([stored[0] ^ 1]) + stored[1:],
+    "a bit of its version": lambda stored: stored[:14] + bytes([stored[14] ^ 3]) + stored[15:],
     "everything left out": lambda stored: stored[:HEAD_BYTES],
     "two chunks exchanged": lambda stored: stored[:HEAD_BYTES] + b"".join([chunks(stored)[1], chunks(stored)[0], *chunks(stored)[2:]]),
     "its first chunk again at the end": lambda stored: stored + chunks(stored)[0],
@@ -74,5 +79,5 @@ def test_another_key_reads_nothing() -> None:
 
 
 def test_a_file_that_is_not_encrypted_has_no_envelope() -> None:
-    assert envelope_of(io.BytesIO(b"text" * 100)) is None
-    assert envelope_of(io.BytesIO(encrypted(b"text")[:100])) is None
+    for plain in (b"text" * 100, b"", b"{", b"ft-encrypted-1\n" * 20, b"\x93NUMPY\x01\x00" + bytes(300), b"\x89PNG\r\n\x1a\n" + bytes(300)):
+        assert envelope_of(io.BytesIO(plain)) is None

@@ -72,6 +72,8 @@ def _parsed(envelope: object) -> tuple[bytes, Mapping[str, bytes]]:
             if unknown := sorted(set(part) - known):
                 raise ValueError(f"unknown field {str(unknown[0])[:80]!r}, which nothing signs")
         signatures = {str(one["keyid"]): base64.b64decode(one["sig"], validate=True) for one in envelope["signatures"]}
+        if len(signatures) < len(envelope["signatures"]):
+            raise ValueError("a key signs twice, and two readers may disagree on which signature counts")
         return base64.b64decode(envelope["payload"], validate=True), signatures
     except (KeyError, TypeError, ValueError, binascii.Error) as e:
         raise IntegrityError(f"not a DSSE envelope: {type(e).__name__}: {e}", code=MALFORMED) from e

@@ -34,11 +34,12 @@ def test_what_the_reference_library_signs_is_verified() -> None:
     assert webhooks.verify(BODY.decode(), headers, secret, now=now)["type"] == "fine_tuning.job.succeeded"
 
 
-@pytest.mark.parametrize("change", ["body", "id", "late", "early", "secret", "missing", "no_time", "no_ascii", "no_age"])
+@pytest.mark.parametrize("change", ["body", "id", "late", "early", "secret", "missing", "no_time", "no_ascii", "no_utf8", "no_age"])
 def test_what_was_changed_or_is_old_is_refused(change: str) -> None:
     secret = signatures.new_secret()
     headers = dict(signatures.headers(event_id="evt_1", body=BODY, live=[secret], now=NOW))
-    at, body = now(), BODY
+    at = now()
+    body: bytes | str = BODY
     if change == "body":
         body = BODY.replace(b"ftjob-1", b"ftjob-2")
     elif change == "id":
@@ -53,6 +54,8 @@ def test_what_was_changed_or_is_old_is_refused(change: str) -> None:
         del headers["webhook-signature"]
     elif change == "no_ascii":
         headers["webhook-signature"] = "v1,\u00e9"
+    elif change == "no_utf8":
+        headers["webhook-id"], body = "evt_\udcff", "\udcff"
     else:
         headers["webhook-timestamp"] = "yesterday" if change == "no_time" else "9" * 400
     with pytest.raises(InvalidRequest) as refused:

@@ -81,6 +81,27 @@ def state_twice(folder: Path) -> None:
     (folder / ENVELOPE).write_text('{"payload": "e30=", ' + text.lstrip()[1:])
 
 
+def signed_over(folder: Path, signed_bytes: Callable[[bytes], bytes]) -> None:
+    """Signed by our key, over other bytes than those of an envelope of this type."""
+    envelope = json.loads((folder / ENVELOPE).read_text())
+    made = KEY.sign(signed_bytes(base64.b64decode(envelope["payload"])))
+    envelope["signatures"][0]["sig"] = base64.b64encode(made).decode()
+    (folder / ENVELOPE).write_text(json.dumps(envelope))
+
+
+def sign_more(*more: tuple[str, bytes], first: bool = False) -> Callable[[Path], object]:
+    """Further signatures: the id of the key that each claims, and its bytes."""
+    added = [{"keyid": signer, "sig": base64.b64encode(sig).decode()} for signer, sig in more]
+
+    def change(folder: Path) -> None:
+        envelope = json.loads((folder / ENVELOPE).read_text())
+        envelope["signatures"] = [*added, *envelope["signatures"]] if first else [*envelope["signatures"], *added]
+        (folder / ENVELOPE).write_text(json.dumps(envelope))
+
+    return change
+
+
+OWN_ID, OTHER_ID = next(iter(KEYS)), public_keys.key_id(OTHER.public_key())
 CHANGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a byte of the weights": (lambda f: (f / package.WEIGHTS).write_bytes(b"weightz"), "file_changed", package.WEIGHTS),
     "a manifest": (lambda f: (f / package.MANIFEST).write_text("{}"), "manifest_changed", package.MANIFEST),
@@ -93,6 +114,19 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a link more": (lambda f: (f / "also").symlink_to(f / package.CONFIG), "file_added", "also"),
     "a link to the signature more": (lambda f: (f / "also").symlink_to(f / ENVELOPE), "file_added", "also"),
     "a link in place of the signature": (link_envelope, "signature_missing", "is a link"),
+    "another type of payload": (rewrite(payloadType="application/json"), "signature_malformed", "payloadType"),
+    "a type that begins alike": (rewrite(payloadType=f"{dsse.PAYLOAD_TYPE} 0 "), "signature_malformed", "payloadType"),
+    "signed as another type": (
+        lambda f: signed_over(f, lambda p: b"DSSEv1 16 application/json %d %s" % (len(p), p)), "signature_invalid", OWN_ID,
+    ),
+    "signed without a type": (lambda f: signed_over(f, lambda p: p), "signature_invalid", OWN_ID),
+    "signed in base64": (lambda f: signed_over(f, base64.b64encode), "signature_invalid", OWN_ID),
+    "a wrong signature of the same key after it": (sign_more((OWN_ID, bytes(64))), "signature_malformed", "twice"),
+    "a wrong signature of the same key before it": (sign_more((OWN_ID, bytes(64)), first=True), "signature_malformed", "twice"),
+    "signatures that are none": (rewrite(signatures={"keyid": OWN_ID, "sig": ""}), "signature_malformed", "DSSE"),
+    "a signature of 63 bytes": (rewrite(signatures=[{"keyid": OWN_ID, "sig": "A" * 84}]), "signature_invalid", OWN_ID),
+    "a signature of zeros": (rewrite(signatures=[{"keyid": OWN_ID, "sig": "A" * 86 + "=="}]), "signature_invalid", OWN_ID),
+    "a key id in a list": (rewrite(signatures=[{"keyid": [OWN_ID], "sig": ""}]), "signing_key_unknown", "keys of the platform"),
     "an unknown field": (rewrite(note="reviewed"), "signature_malformed", "'note'"),
     "an unknown field of a signature": (
         rewrite(signatures=[{"keyid": "k", "sig": "", "cert": "x"}]), "signature_malformed", "'cert'",
@@ -119,6 +153,14 @@ def test_a_change_is_refused_and_named(folder: Path, change: str) -> None:
     statement, (refusal,) = signed_folder.check(folder, KEYS)
     assert refusal.code == code and named in refusal.detail
     assert (statement is None) == code.startswith("sign")
+
+
+def test_a_signature_of_somebody_else_beside_ours_changes_nothing(folder: Path) -> None:
+    """Whoever countersigns is not refused, and vouches for nothing."""
+    sign_more((OTHER_ID, OTHER.sign(b"x")))(folder)
+    assert signed_folder.check(folder, KEYS)[1] == []
+    (refusal,) = signed_folder.check(folder, {**KEYS, OTHER_ID: OTHER.public_key()})[1]
+    assert (refusal.code, OTHER_ID in refusal.detail) == ("signature_invalid", True), "of two keys that are known both must verify"
 
 
 def test_a_signature_beside_the_folder_verifies_it(folder: Path, tmp_path: Path) -> None:

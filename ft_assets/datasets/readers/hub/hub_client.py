@@ -15,17 +15,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ft_assets.datasets.readers.hub import hub_session
 from ft_assets.errors import IntegrityError
 from ft_assets.typed_json import from_json
 
 MAX_README_BYTES = 1 << 20
 """Bytes of a dataset card; only its front matter is read."""
+MEMORY_BYTES = 2 << 30
+"""Of address space of the process: five times what it takes, and what a listing without an end would."""
+LEAST_FILE_BYTES = 1 << 20
+"""What the library's own small files may have beside a download."""
 TIMEOUT_S = 6 * 3600.0
 """Seconds for a download: 10 GB at half a megabyte per second."""
 
@@ -40,6 +46,8 @@ class HubRequest:
     repo_type: Literal["dataset", "model"] = "dataset"
     paths: tuple[str, ...] = ()
     """Files to download."""
+    sizes: tuple[int, ...] = ()
+    """Bytes of each, beyond which no download goes on."""
     target: str = ""
     """Directory for downloads."""
 
@@ -104,6 +112,8 @@ def _answer(request: HubRequest) -> HubAnswer:
     import huggingface_hub as hub
     from huggingface_hub import errors
 
+    hub_session.restrict(request.endpoint)
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     try:
         return _do(request, hub.HfApi(endpoint=request.endpoint, token=request.token or False))
     except errors.GatedRepoError as error:
@@ -133,7 +143,8 @@ def _do(request: HubRequest, api: Any) -> HubAnswer:
             if hasattr(f, "blob_id")
         )
         return HubAnswer(files=files, readme=_readme(request, api, files))
-    for path in request.paths:
+    for path, size in zip(request.paths, request.sizes, strict=True):
+        _limit(resource.RLIMIT_FSIZE, max(size, LEAST_FILE_BYTES))  # writing on raises OSError
         api.hf_hub_download(repo, path, revision=revision, repo_type=kind, local_dir=request.target)
     return HubAnswer()
 
@@ -141,10 +152,16 @@ def _do(request: HubRequest, api: Any) -> HubAnswer:
 def _readme(request: HubRequest, api: Any, files: tuple[ListedFile, ...]) -> str:
     if not any(f.path == "README.md" and f.size <= MAX_README_BYTES for f in files):
         return ""
+    _limit(resource.RLIMIT_FSIZE, MAX_README_BYTES)
     path = api.hf_hub_download(
         request.repo, "README.md", revision=request.revision, repo_type=request.repo_type, local_dir=request.target, etag_timeout=20
     )
     return Path(path).read_text(encoding="utf-8", errors="replace")
+
+
+def _limit(kind: int, most: int) -> None:
+    """Let this process, which does what a Hub answers, take no more of it."""
+    resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 
 
 def _first_line(error: Exception) -> str:

@@ -110,9 +110,12 @@ def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str |
     if any(".." in Path(p).parts or Path(p).is_absolute() for p in sources):
         raise InvalidRequest(f"{hub_id} contains a path outside the repository", code="invalid_hub_id")
     num_bytes = sum(files[p].size for p in sources)
+    if any(files[p].size < 0 for p in sources):
+        raise InvalidRequest(f"{hub_id} lists a file with a size below 0; name another one", code="invalid_hub_id")
     if num_bytes > max_bytes:
         raise InvalidDataset(f"{hub_id} holds {num_bytes} bytes, more than {max_bytes}; name one of its files", code="file_too_large")
-    _send(replace(request, op="download", paths=tuple(sources)), hub_id, raw, timeout_s=TIMEOUT_S)
+    sizes = tuple(files[source].size for source in sources)
+    _send(replace(request, op="download", paths=tuple(sources), sizes=sizes), hub_id, raw, timeout_s=TIMEOUT_S)
     for source in sources:
         files[source].verify(raw / source, repo=hub_id.repo)
     path = join_shards([raw / source for source in sources], target_dir / "joined", max_bytes=max_bytes)
