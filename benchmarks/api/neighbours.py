@@ -36,7 +36,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
     found: dict[str, Any] = {}
-    print("| flood | alone p50 ms | p99 | beside p50 ms | p99 | ratio | answers to the flood | API MiB |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| flood | alone p50 ms | p99 | beside p50 ms | p99 | ratio | answers to the flood | API MiB |\n|---|---|---|---|---|---|---|---|"
+    )
     with tempfile.TemporaryDirectory(prefix="ft-neighbours-") as home:
         Path(home).chmod(0o755)
         with neighbourhood(Path(home)) as place:

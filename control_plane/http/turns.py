@@ -21,8 +21,9 @@ from control_plane.http.error_responses import Refused
 from control_plane.http.rate_limits import RateLimits, TenantLimiter
 from ft_assets.errors import FtError
 
-TURNS, TURNS_OF_ONE = 40, 8
-"""As many as there are threads; and a fifth for a caller, so that five who flood at once leave others what they leave."""
+TURNS, TURNS_OF_ONE = 40, 4
+"""As many as there are threads; and of one caller twice as many as keep a core busy: a request is 10 ms of Python, of which one thread runs
+at a time, and 4 ms of waiting for the database. Each further thread of one caller would only have the others wait for the interpreter."""
 WAIT_S = 20.0
 CODE = "too_many_at_once"
 UNLIMITED = frozenset({"/livez", "/healthz", "/readyz", "/metrics"})

@@ -1,7 +1,7 @@
 """What a tenant's flood does to the tenant beside it: one platform with both, measured alone and together.
 
-    with neighbourhood(home) as place:
-        found = together(place, "graders", count=50)
+with neighbourhood(home) as place:
+    found = together(place, "graders", count=50)
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import sqlalchemy as sa
 from benchmarks.api import history
 from benchmarks.local_stack import Stack, local_stack
 from benchmarks.soak.processes import Processes
-from control_plane.tenants.sessions import COOKIE
-from resources.database.engine import make_engine, owner_url
 from control_plane.platform.settings import load
+from control_plane.tenants.sessions import COOKIE
 from ft_assets.base_models import Catalogue
+from resources.database.engine import make_engine, owner_url
 from tests.abuse.flood import flooding
 from tests.abuse.scenarios import ASK, ASK_JSON, CHAT, JOB, MODEL, ROWS, SCENARIOS, ok
 from tests.abuse.world import World
@@ -106,7 +106,9 @@ def _belongings(url: str, key: str, webhook: str) -> Mapping[str, str]:
         file = ok(client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("mine.jsonl", ROWS.encode())}))
         assert file["status"] == "processed", file
         job = ok(client.post("/v1/fine_tuning/jobs", json={**JOB, "training_file": file["id"], "metadata": {"team": "mine"}}))
-        endpoint = ok(client.post("/v1/webhook_endpoints", json={"name": "mine", "url": webhook, "event_types": ["fine_tuning.job.failed"]}))
+        endpoint = ok(
+            client.post("/v1/webhook_endpoints", json={"name": "mine", "url": webhook, "event_types": ["fine_tuning.job.failed"]})
+        )
         signed_in = client.post("/console/sign-in", data={"key": key}, headers={"authorization": ""})
         session = signed_in.cookies[COOKIE]
     return {"key": key, "file": file["id"], "job": job["id"], "endpoint": endpoint["id"], "session": session}
@@ -173,5 +175,3 @@ def _watched_memory(place: Place) -> Iterator[dict[str, int]]:
     finally:
         ends.set()
         thread.join()
-
-

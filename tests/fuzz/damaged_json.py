@@ -29,8 +29,9 @@ RAW = (
     *("[" * depth + "]" * depth for depth in (30, 63, 64, 65, 1000)), '{"a":' * 70 + "1" + "}" * 70, "/**/1", '"\\ud800"', '"\\u0000"',
 )  # fmt: skip
 TEXTS = (
-    "", " ", "\0", "a\0b", "\ud800", "\udfff\ud800", "\u202e", "\N{ZERO WIDTH SPACE}", "\x1b[31m", "é" * 65, "a" * 65, "a" * 513, "a" * 70_000,
-    "auto", "null", "../../etc/passwd", "file-", "ftjob-", "ft:", "*", "%s%n", "'; DROP TABLE jobs; --", "${x}", "{{item.x}}", "-1", "1e5",
+    "", " ", "\0", "a\0b", "\ud800", "\udfff\ud800", "\u202e", "\N{ZERO WIDTH SPACE}", "\x1b[31m", "é" * 65, "a" * 65, "a" * 513,
+    "a" * 70_000, "auto", "null", "../../etc/passwd", "file-", "ftjob-", "ft:", "*", "%s%n", "'; DROP TABLE jobs; --", "${x}", "{{item.x}}",
+    "-1", "1e5",
 )  # fmt: skip
 NUMBERS = (0, -1, 1, 2, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**30, 0.5, -0.0, 1e-300, 1e300, 5e-324)
 ANY = st.one_of(

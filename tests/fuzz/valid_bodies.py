@@ -21,7 +21,13 @@ SCHEMA = {
 }  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "find", "description": "Finds it.", "parameters": SCHEMA}}
 LEAF = {"type": "string_check", "name": "same", "input": "{{sample.output_text}}", "reference": "{{item.a}}", "operation": "eq"}
-ALIKE = {"type": "text_similarity", "name": "near", "input": "{{sample.output_json.a}}", "reference": "{{item.b[0]}}", "evaluation_metric": "bleu"}
+ALIKE = {
+    "type": "text_similarity",
+    "name": "near",
+    "input": "{{sample.output_json.a}}",
+    "reference": "{{item.b[0]}}",
+    "evaluation_metric": "bleu",
+}
 MULTI = {"type": "multi", "name": "all", "graders": {"same": LEAF, "near": ALIKE}, "calculate_output": "0.5 * same + max(near, 0.1)"}
 
 
@@ -55,16 +61,29 @@ def jobs(known: Mapping[str, str]) -> list[Mapping[str, Any]]:
     made += [{**base, "hyperparameters": {name: value_for(limit)}} for name, limit in LIMITS.items()]
     config = {one.name: one.default for one in fields(EvalConfig) if one.default not in (None, ())}
     made.append({**base, "eval_config": {**config, "skip": ["golden", "judge"], "capability": []}, "metadata": {"team": "a"}})
-    made.append({**base, "hardware": {"num_gpus": 1, "strategy": "single"}, "tier": "free", "spot": True, "suffix": "a", "adapter": "qlora"})
+    made.append(
+        {**base, "hardware": {"num_gpus": 1, "strategy": "single"}, "tier": "free", "spot": True, "suffix": "a", "adapter": "qlora"}
+    )
     wandb = {"project": "p", "name": "n", "entity": "e", "tags": ["t"]}
     made.append({**base, "integrations": [{"type": "wandb", "wandb": wandb}], "auto_promote": False, "idempotency_key": "k"})
-    mixed = {"model": known["model"], "training_files": [{"file": known["file"], "weight": 2}, {"file": known["other_file"], "weight": 1.5}]}
-    return [*made, mixed, {**base, "validation_file": known["other_file"], "recipe": "any-full@3", "force": True, "warm_start": known["adapter"]}]
+    mixed = {
+        "model": known["model"],
+        "training_files": [{"file": known["file"], "weight": 2}, {"file": known["other_file"], "weight": 1.5}],
+    }
+    return [
+        *made,
+        mixed,
+        {**base, "validation_file": known["other_file"], "recipe": "any-full@3", "force": True, "warm_start": known["adapter"]},
+    ]
 
 
 def chats(known: Mapping[str, str]) -> list[Mapping[str, Any]]:
     base = {"model": known["model"], "messages": TALK, "max_tokens": 2}
-    answered = [*TALK, {"role": "assistant", "tool_calls": [CALL], "content": None}, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]
+    answered = [
+        *TALK,
+        {"role": "assistant", "tool_calls": [CALL], "content": None},
+        {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+    ]
     return [
         {**base, "temperature": 0, "top_p": 0.9, "n": 2, "stop": ["a", "b"], "seed": 1, "user": "u", "presence_penalty": 0.5},
         {**base, "logit_bias": {"5": -100, "6": 1.5}, "logprobs": True, "top_logprobs": 3, "frequency_penalty": -1},

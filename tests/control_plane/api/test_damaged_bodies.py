@@ -46,6 +46,7 @@ CODE = re.compile(r"^\| `(\w+)` \| (\d{3}(?:, \d{3})*|-)", re.MULTILINE)
 WRITTEN_ANYWAY = ("rate_limits", "audit_log", "audit_entries", "procrastinate", "api_keys", "sessions", "alembic")
 """Beginnings of tables that a refused request may change: counters, when a key was last used, who was refused what."""
 pytestmark = pytest.mark.timeout(600)
+ANSWERED = ("chat", "responses", "completions")
 NAMES = ("jobs", "sweeps", "previews", "chat", "responses", "completions", "graders", "uploads", "imports", "webhooks", "account", "routes")
 
 
@@ -63,20 +64,45 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(new_platform: Callable[..., Platform], serve: Callable[[ASGIApp], str]) -> Iterator[World]:
-    """A tenant with a file, a job and an adapter, before a real inference server; a worker runs only until its files are validated."""
-    with inference_server(BASE, port=free_port(), name=MODEL) as inference:
-        models = Catalogue({MODEL: ({"id": MODEL, "path": str(BASE), "license": "Apache-2.0"}, BASE)})
-        platform = replace(new_platform(inference_urls=inference, inference_token=TOKEN, webhook_allow="127.0.0.1/32"), models=models)
-        tenant, key = tenants.create(platform, f"t-{uuid.uuid4().hex[:10]}", tier="premium")
-        with as_owner(platform).begin() as conn:
-            conn.execute(sa.update(tenants_table).values(requests_per_minute=10**8, max_jobs_in_flight=10**6))
-        url = serve(create_app(platform))
-        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key.secret}"}, timeout=60, trust_env=False) as client:
-            with working(platform):
-                ids = _things(platform, client, tenant.id)
-            client.timeout = httpx.Timeout(HANGS_AFTER_S)
-            yield World(platform=platform, client=client, ids=ids, tables=_digests(platform))
+def port() -> int:
+    """Where an inference server may run."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def inference(port: int) -> Iterator[None]:
+    """A real inference server, for families that are answered by one."""
+    with inference_server(BASE, port=port, name=MODEL):
+        yield
+
+
+@pytest.fixture(scope="module")
+def world(new_platform: Callable[..., Platform], serve: Callable[[ASGIApp], str], port: int) -> Iterator[World]:
+    """A tenant with files, a job and an adapter; a worker runs only until its files are validated."""
+    models = Catalogue({MODEL: ({"id": MODEL, "path": str(BASE), "license": "Apache-2.0"}, BASE)})
+    options = {"inference_urls": f"http://127.0.0.1:{port}", "inference_token": TOKEN, "webhook_allow": "127.0.0.1/32"}
+    platform = replace(new_platform(**options), models=models)
+    tenant, key = tenants.create(platform, f"t-{uuid.uuid4().hex[:10]}", tier="premium")
+    with as_owner(platform).begin() as conn:
+        conn.execute(sa.update(tenants_table).values(requests_per_minute=10**8, max_jobs_in_flight=10**6))
+    url = serve(create_app(platform))
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key.secret}"}, timeout=60, trust_env=False) as client:
+        with working(platform):
+            ids = _things(platform, client, tenant.id)
+        client.timeout = httpx.Timeout(HANGS_AFTER_S)
+        yield World(platform=platform, client=client, ids=ids, tables=_digests(platform))
+
+
+@pytest.fixture
+def of(request: pytest.FixtureRequest, world: World) -> Callable[[str], Family]:
+    """Returns a family, and starts what it needs."""
+
+    def family(name: str) -> Family:
+        if name in ANSWERED:
+            request.getfixturevalue("inference")
+        return families(world.ids)[name]
+
+    return family
 
 
 def _things(platform: Platform, client: httpx.Client, tenant: str) -> Mapping[str, str]:
@@ -91,9 +117,7 @@ def _things(platform: Platform, client: httpx.Client, tenant: str) -> Mapping[st
     job = made("/v1/fine_tuning/jobs", json={"model": MODEL, "training_file": files[0], "seed": 1})
     adapter, served = finish(platform, tenant, job), f"ft:{MODEL}:{tenant}:x:abc"
     add_adapter(platform, tenant, name=served, stage="production", loaded=True)
-    hook = made(
-        "/v1/webhook_endpoints", json={"name": "a", "url": "http://127.0.0.1:9/hook", "event_types": ["fine_tuning.job.failed"]}
-    )
+    hook = made("/v1/webhook_endpoints", json={"name": "a", "url": "http://127.0.0.1:9/hook", "event_types": ["fine_tuning.job.failed"]})
     budget = made("/v1/budgets", json={"name": "a", "limit_micros": 10**6})
     return {
         "model": MODEL, "file": files[0], "other_file": files[1], "adapter": adapter, "served": served, "endpoint": hook, "budget": budget,
@@ -140,11 +164,12 @@ def check(world: World, family: Family, path: str, body: bytes, documented: Mapp
     return answer.status_code
 
 
-def run(world: World, name: str, documented: Mapping[str, set[str]], *, seconds: float) -> Counter[int]:
+def run(world: World, family: Family, documented: Mapping[str, set[str]], *, seconds: float) -> Counter[int]:
     """Send damaged bodies of a family for so long; answers by status."""
-    family, answers, until = families(world.ids)[name], Counter[int](), time.monotonic() + seconds
+    answers, until = Counter[int](), time.monotonic() + seconds
 
     for seed in range(10**6):
+
         @hypothesis.seed(seed)
         @settings(
             max_examples=PER_ROUND, database=None, deadline=None, phases=[Phase.generate, Phase.shrink],
@@ -161,10 +186,9 @@ def run(world: World, name: str, documented: Mapping[str, set[str]], *, seconds:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_undamaged_bodies_are_accepted(world: World, name: str) -> None:
+def test_the_undamaged_bodies_are_accepted(world: World, of: Callable[[str], Family], name: str) -> None:
     """Else the damage would be done to what is refused anyway."""
-    family = families(world.ids)[name]
-    refused = []
+    family, refused = of(name), []
     for body in family.bodies:
         answers = [world.client.request(family.method, path.format(**world.ids), json=body) for path in family.paths]
         if not any(answer.is_success for answer in answers):
@@ -177,14 +201,18 @@ def test_every_family_is_fuzzed(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_few_damaged_bodies_are_answered(world: World, name: str, documented: Mapping[str, set[str]]) -> None:
-    assert run(world, name, documented, seconds=0).total() >= PER_ROUND
+def test_a_few_damaged_bodies_are_answered(
+    world: World, of: Callable[[str], Family], name: str, documented: Mapping[str, set[str]]
+) -> None:
+    assert run(world, of(name), documented, seconds=0).total() >= PER_ROUND
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 900)
 @pytest.mark.parametrize("name", NAMES)
-def test_thousands_of_damaged_bodies_are_answered(world: World, name: str, documented: Mapping[str, set[str]]) -> None:
-    answers = run(world, name, documented, seconds=SECONDS)
+def test_thousands_of_damaged_bodies_are_answered(
+    world: World, of: Callable[[str], Family], name: str, documented: Mapping[str, set[str]]
+) -> None:
+    answers = run(world, of(name), documented, seconds=SECONDS)
     print(json.dumps(answers))  # noqa: T201
     assert answers.total() > 100 and answers[400] > 10
