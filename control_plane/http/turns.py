@@ -51,7 +51,7 @@ class Turns:
             async def receive_between() -> Message:
                 await turn.give_up()
                 message = await receive()
-                if message["type"] == "http.request" and not message.get("more_body", False) and not turn.is_over:
+                if message["type"] == "http.request" and not message.get("more_body", False):
                     try:
                         await turn.take()
                     except FtError as error:
@@ -68,7 +68,7 @@ class Turns:
             except FtError as error:
                 await error_responses.response(error)(scope, receive, send)
                 return
-            await self.app(scope, receive_between, send_after)
+            await self.app(scope, receive_between if has_body(request) else receive, send_after)
 
 
 class _Turn:
@@ -86,10 +86,12 @@ class _Turn:
         await self.end()
 
     async def take(self) -> None:
-        if self._held is None:
+        if self._held is None and not self.is_over:
             held = AsyncExitStack()
             await held.enter_async_context(self._limiter.turn(self._owner))
             self._held = held
+            if self.is_over:  # since it began to wait
+                await self.give_up()
 
     async def give_up(self) -> None:
         held, self._held = self._held, None
@@ -99,6 +101,11 @@ class _Turn:
     async def end(self) -> None:
         self.is_over = True
         await self.give_up()
+
+
+def has_body(request: HTTPConnection) -> bool:
+    """Whether the application waits for a body; without one it only waits for its caller to hang up."""
+    return "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
 
 
 async def give_up_turn(request: HTTPConnection) -> None:
