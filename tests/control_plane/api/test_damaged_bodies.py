@@ -37,7 +37,8 @@ from tests.support.servers.inference_server import TOKEN, free_port, inference_s
 SECONDS = float(os.environ.get("FT_TEST_FUZZ_SECONDS", "60"))
 """Of each family."""
 PER_ROUND = 40
-HANGS_AFTER_S = 10.0
+MAX_CPU_S, HANGS_AFTER_S = 10.0, 120.0
+"""CPU seconds of this process, which the API runs in, and seconds on a machine that may be busy with something else."""
 MAX_MESSAGE_CHARS = 2000
 ROOT = Path(__file__).resolve().parents[3]
 BASE = ROOT / "examples/demo/base_model"
@@ -45,7 +46,7 @@ MODEL = "tiny-base"
 CODE = re.compile(r"^\| `(\w+)` \| (\d{3}(?:, \d{3})*|-)", re.MULTILINE)
 WRITTEN_ANYWAY = ("rate_limits", "audit_log", "audit_entries", "procrastinate", "api_keys", "sessions", "alembic")
 """Beginnings of tables that a refused request may change: counters, when a key was last used, who was refused what."""
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 ANSWERED = ("chat", "responses", "completions")
 NAMES = ("jobs", "sweeps", "previews", "chat", "responses", "completions", "graders", "uploads", "imports", "webhooks", "account", "routes")
 
@@ -86,7 +87,7 @@ def world(new_platform: Callable[..., Platform], serve: Callable[[ASGIApp], str]
     with as_owner(platform).begin() as conn:
         conn.execute(sa.update(tenants_table).values(requests_per_minute=10**8, max_jobs_in_flight=10**6))
     url = serve(create_app(platform))
-    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key.secret}"}, timeout=60, trust_env=False) as client:
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key.secret}"}, timeout=600, trust_env=False) as client:
         with working(platform):
             ids = _things(platform, client, tenant.id)
         client.timeout = httpx.Timeout(HANGS_AFTER_S)
@@ -147,10 +148,9 @@ def documented() -> Mapping[str, set[str]]:
 
 def check(world: World, family: Family, path: str, body: bytes, documented: Mapping[str, set[str]]) -> int:
     """Send a body; AssertionError if the answer is not one that the documentation has."""
-    before, began = world.stored(), time.monotonic()
+    before, began = world.stored(), time.process_time()
     answer = world.client.request(family.method, path.format(**world.ids), content=body, headers={"content-type": "application/json"})
-    took_s = time.monotonic() - began
-    assert took_s < HANGS_AFTER_S
+    assert time.process_time() - began < MAX_CPU_S, (path, body[:2000])
     assert answer.status_code < 500, (path, body[:2000], answer.status_code, answer.text[:500])
     if answer.status_code < 400:
         return answer.status_code
