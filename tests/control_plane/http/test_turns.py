@@ -22,7 +22,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from tests.support.servers.webhook_receiver import receiver
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Room:
@@ -75,7 +75,8 @@ class Room:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://room", timeout=WAIT_S) as client:
 
             def start(key: str, path: str = "/work", *, method: str = "GET", **given: Any) -> asyncio.Task[httpx.Response]:
-                request = client.request(method, path, headers={"authorization": f"Bearer {key}"}, **given)
+                headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+                request = client.request(method, path, headers=headers, **given)
                 tasks.append(asyncio.create_task(request))
                 return tasks[-1]
 
