@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAUSE_S = 0.05
 """After a refusal: a client in a tight loop would measure the machine, which it shares with the platform, and not the platform."""
 MAX_FAULTS = 20
+BEGUN = "begun\n"
+"""Printed once every connection has sent its first request."""
 
 
 class Flood:
@@ -51,6 +53,7 @@ def flooding(name: str, world: World) -> Iterator[Flood]:
         try:
             process.stdin.write(json.dumps(asdict(world)) + "\n")
             process.stdin.flush()
+            assert process.stdout is not None and process.stdout.readline() == BEGUN
             running = Flood(process)
             yield running
             running.end()
@@ -91,6 +94,8 @@ async def _flood(name: str) -> None:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=world.url, headers=headers, timeout=120, limits=limits, trust_env=False) as client:
         sending = [asyncio.create_task(_connection(n, scenario, client, world, answers)) for n in range(scenario.connections)]
+        await asyncio.sleep(1)
+        print(BEGUN, end="", flush=True)  # noqa: T201
         await asyncio.to_thread(sys.stdin.read)
         broken = [task for task in sending if task.done()]
         for task in sending:

@@ -151,7 +151,7 @@ def families(known: Mapping[str, str]) -> Mapping[str, Family]:
             {"name": "b", "state": "disabled", "event_types": ["*"]},
         ]),
         "account": Family(paths=("/v1/api_keys", "/v1/budgets", "/v1/members", "/v1/budgets/{budget}"), bodies=[
-            {"name": "a", "scopes": ["read"], "expires_in_s": 3600, "requests_per_minute": 10},
+            {"name": "a", "scopes": ["read"], "expires_in": 3600, "requests_per_minute": 10},
             {"name": "b", "limit_micros": 10**6, "thresholds": [50, 100]},
             {"email": "a@example.com", "role": "viewer", "name": "A"},
         ]),
