@@ -36,6 +36,7 @@ from control_plane.graders import routes as graders
 from control_plane.http import authentication, error_responses
 from control_plane.http.rate_limits import OpenCounts, RateLimitHeaders, RateLimits
 from control_plane.http.streams import OpenStreams
+from control_plane.http.turns import Turns
 from control_plane.jobs import routes as jobs
 from control_plane.jobs.estimates import routes as fine_tuning
 from control_plane.jobs.recipes import routes as routes_recipes
@@ -86,6 +87,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     app.state.alerts = CurrentAlerts(registry=app.state.exposed)
     error_responses.install(app)
     app.add_middleware(RateLimitHeaders)
+    app.add_middleware(Turns)
     app.add_middleware(RequestBodies)
     app.add_middleware(AllowedHosts, platform=platform)
     app.add_middleware(RequestIds, meter=app.state.meter)

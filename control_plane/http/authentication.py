@@ -114,6 +114,7 @@ def caller(request: Request, platform: WholePlatform, credential: CredentialDep)
     limits: RateLimits = request.app.state.rate_limits
     with limits.watching_unknown_keys(request, credential.secret):
         found = credential.caller(platform)
+    limits.remember(credential.secret, found.tenant.id)
     correlation.bind(tenant=found.tenant.id, key=found.id)
     limits.count(request, found.id, found.requests_per_minute)
     tenants.refuse_suspended(platform, found.tenant)
@@ -205,6 +206,7 @@ def operator(request: Request, platform: WholePlatform, credential: OperatorCred
     limits: RateLimits = request.app.state.rate_limits
     with limits.watching_unknown_keys(request, credential.secret):
         found = credential.caller(platform)
+    limits.remember(credential.secret, found.id)
     correlation.bind(operator=found.id)
     limits.count(request, found.id, limits.of_operators)
     return found

@@ -20,8 +20,8 @@ from ft_assets.telemetry import correlation
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "invalid_request_error", 429: "insufficient_quota"}
 CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
-IN_FLIGHT = "too_many_in_flight"
-"""A limit that no bucket of requests per minute counts, and so says when to retry here."""
+BY_MINUTE = frozenset({"rate_limit_exceeded", "too_many_unknown_keys"})
+"""Refusals of a bucket of requests per minute, which says when to retry; other refusals of too many requests at once say so here."""
 RETRY_AFTER_S = 1
 
 
@@ -55,7 +55,7 @@ def response(error: FtError) -> JSONResponse:
     headers = {}
     if error.http_status in (409, 429) and not isinstance(error, RateLimited):
         headers["x-should-retry"] = "false"  # OpenAI's client would retry twice and get the same result
-    if error.http_status == 503 or error.code == IN_FLIGHT:
+    if error.http_status == 503 or (isinstance(error, RateLimited) and error.code not in BY_MINUTE):
         headers["retry-after"] = str(RETRY_AFTER_S)
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"

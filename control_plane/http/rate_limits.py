@@ -114,7 +114,7 @@ class RateLimits:
     def __init__(self, platform: Platform, *, unknown_keys_per_minute: int = UNKNOWN_KEYS_PER_MINUTE) -> None:
         self._platform = platform
         self._unknown_per_minute = unknown_keys_per_minute
-        self._known: dict[bytes, None] = {}
+        self._known: dict[bytes, str] = {}
 
     @cached_property
     def buckets(self) -> Buckets:
@@ -134,11 +134,15 @@ class RateLimits:
         """Whether this secret worked when it was last looked up, a while ago."""
         return _mark(secret) in self._known
 
-    def remember(self, secret: str) -> None:
-        """Record that a secret works."""
+    def remember(self, secret: str, owner: str = "") -> None:
+        """Record that a secret works, and whose it is if that is known."""
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
-        self._known[_mark(secret)] = None
+        self._known[_mark(secret)] = owner or self._known.get(_mark(secret), "") or _mark(secret).hex()
+
+    def owner_of(self, request: HTTPConnection, secret: str) -> str:
+        """Return the same text for all requests of a tenant or an operator whose keys worked before, and for all others of an address."""
+        return self._known.get(_mark(secret)) or f"address:{site_of(client_of(request))}"
 
     @contextmanager
     def watching_unknown_keys(self, request: HTTPConnection, secret: str, *, unknown: type[FtError] = Unauthenticated) -> Iterator[None]:
@@ -247,7 +251,8 @@ class OpenCounts:
 
 
 class TenantLimiter:
-    """Runs at most so many at once, and so many per tenant; a wait longer than `wait_s` is refused with `code`.
+    """Runs at most so many at once, and so many per tenant; a wait longer than `wait_s` is refused with `code`: a wait for the tenant's own
+    others with 429, a wait for those of all tenants with 503.
 
     Per process, on the event loop that created it.
     """
@@ -261,11 +266,12 @@ class TenantLimiter:
 
     async def run(self, tenant: str, work: Callable[[], _T]) -> _T:
         """Run `work` in a thread when it is the tenant's turn; returns its result."""
-        async with self._turn(tenant):
+        async with self.turn(tenant):
             return await anyio.to_thread.run_sync(work, limiter=self._threads)
 
     @asynccontextmanager
-    async def _turn(self, tenant: str) -> AsyncIterator[None]:
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Hold one of the tenant's places, in the order of asking."""
         share = self._of.setdefault(tenant, anyio.CapacityLimiter(self._each))
         self._users[tenant] += 1
         me = object()
@@ -276,7 +282,7 @@ class TenantLimiter:
                     await limiter.acquire_on_behalf_of(me)
                     held.append(limiter)
             if waiting.cancelled_caught:
-                raise Unavailable(
+                raise (Unavailable if held else RateLimited)(
                     f"not accepted within {self._wait_s:g} s: at most {self._each} {self._what} per tenant and "
                     f"{self._total.total_tokens:g} in total are handled concurrently; send fewer in parallel and retry",
                     code=self._code,

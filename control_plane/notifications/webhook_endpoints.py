@@ -23,7 +23,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.protocols import WebhookSender
 from control_plane.tenants.rules import check_name
-from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound, QuotaExceeded, Unavailable
+from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound, QuotaExceeded, RateLimited, Unavailable
 
 MAX_ENDPOINTS = 10
 MAX_PAGE = 100
@@ -239,7 +239,8 @@ def _sender(platform: Platform, tenant: str) -> Iterator[WebhookSender]:
         raise Unavailable("this platform sends no webhooks; ask its operator", code="webhooks_off")
     with _changed:
         if not _changed.wait_for(lambda: _outside[tenant] < AT_ONCE_OF_ONE_TENANT and _outside.total() < AT_ONCE, WAIT_S):
-            raise Unavailable(
+            is_own = _outside[tenant] >= AT_ONCE_OF_ONE_TENANT
+            raise (RateLimited if is_own else Unavailable)(
                 f"too many endpoints are being tried out at this moment, {AT_ONCE_OF_ONE_TENANT} of a tenant at most; send it again",
                 code="webhooks_busy",
             )

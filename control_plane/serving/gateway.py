@@ -4,7 +4,8 @@ A request goes to the server with the fewest open requests among those seen to a
 reached the caller, it may be sent to another server, because a completion changes nothing but a bill, and only an answer that arrives is
 counted:
 
-1. If a server refuses the connection, is overloaded, or lacks the model: try the next one.
+1. If a server refuses the connection, is overloaded, or lacks the model: try the next one. If too many of the tenant's own answers wait
+   there (429): the same, and other requests go on to it.
 2. If a server breaks off before its first words: try one other. A request that takes down two servers is not given a third.
 3. When no server is left: look up again what is served where, for up to two seconds.
 4. After the first words nothing is repeated: a stream that breaks off ends with an error event. What a server sends before them (an empty
@@ -28,7 +29,7 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ft_assets.errors import Unavailable
+from ft_assets.errors import RateLimited, Unavailable
 from ft_assets.telemetry import spans
 
 TIMEOUT = httpx.Timeout(600.0, connect=2.0)
@@ -49,7 +50,7 @@ TOO_MANY_TOKENS = ("context length", "maximum model length")
 TENANT, WEIGHT = "x-ft-tenant", "x-ft-weight"
 """Headers that tell a server whose request it is, and with which whole-number weight it shares its turns: embedded servers take turns
 among tenants."""
-OVERLOADED = frozenset({429, 502, 503, 504})
+OVERLOADED = frozenset({502, 503, 504})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +70,11 @@ class Target:
 class ServerFailed(Exception):
     """This server does not answer; another one may."""
 
-    def __init__(self, why: str, *, broke_off: bool = False) -> None:
+    def __init__(self, why: str, *, broke_off: bool = False, too_many: bool = False) -> None:
         super().__init__(why)
         self.broke_off = broke_off
+        self.too_many = too_many
+        """The caller's own requests are too many: the server takes others."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,11 +115,13 @@ class Gateway:
     async def forward(self, path: str, body: Mapping[str, Any], resolve: Callable[[], Awaitable[Target]]) -> Response:
         """Return one server's answer to `body`, with the model that `resolve` names; ``Unavailable`` if no server answers."""
         target, tried, resends = await resolve(), set[str](), 0
-        until, why = self._clock() + SERVER_WAIT_S, "no inference server was seen to answer with it"
+        until, why, too_many = self._clock() + SERVER_WAIT_S, "no inference server was seen to answer with it", False
         while True:
             url = self.pick(target, tried)
             if url is None:
                 if self._clock() >= until:
+                    if too_many:
+                        raise RateLimited(f"{why}; wait for some to end, then send this request again", code="too_many_in_flight")
                     raise _unavailable(f"no inference server answers for {target.model} ({why})")
                 await asyncio.sleep(LOOK_AGAIN_S)
                 target, tried = await resolve(), set()
@@ -125,7 +130,7 @@ class Gateway:
             try:
                 return await self._attempt(url, path, {**body, "model": target.model}, target)
             except ServerFailed as e:
-                why, resends = str(e), resends + e.broke_off
+                why, too_many, resends = str(e), e.too_many, resends + e.broke_off
                 if resends > MAX_RESENDS:
                     raise _unavailable(why) from e
 
@@ -177,6 +182,8 @@ class Gateway:
         if answer.status_code in (401, 403):  # the platform's token was refused, not the caller's key
             server.failed_at = self._clock()
             raise ServerFailed(f"the inference server refuses the platform's token ({answer.status_code})")
+        if answer.status_code == 429:
+            raise ServerFailed(f"too many of your answers wait for {model}", too_many=True)
         if answer.status_code in OVERLOADED:
             server.failed_at = self._clock()
             raise ServerFailed(f"the inference server takes no requests ({answer.status_code})")

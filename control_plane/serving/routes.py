@@ -15,7 +15,6 @@ from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, ReaderPrincipal, Writer
 from control_plane.http.disconnection import unless_disconnected
-from control_plane.http.error_responses import IN_FLIGHT
 from control_plane.http.rate_limits import OpenCounts
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page
@@ -46,7 +45,7 @@ async def _in_flight(request: Request, principal: ReaderPrincipal) -> AsyncItera
 
 def _too_many(owner: str, limit: int) -> RateLimited:
     what = f"{limit} answers are under way for {owner}, the limit; wait for one to end, then send this request again"
-    return RateLimited(what, code=IN_FLIGHT)
+    return RateLimited(what, code="too_many_in_flight")
 
 
 InFlight = Annotated[Principal, Depends(_in_flight)]

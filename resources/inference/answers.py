@@ -137,8 +137,10 @@ async def parts(engine: Engine, call: Call) -> AsyncGenerator[Part, None]:
                 choices[at].generation.cancel()
             yield part
     except QueueFull as e:
-        message = "Too many requests wait for this server; retry in some seconds."
-        raise RequestError(message, status=503, code="overloaded") from e
+        whose = "answers of one tenant" if e.of_tenant else "requests"
+        raise RequestError(
+            f"Too many {whose} wait for this server; retry in some seconds.", status=429 if e.of_tenant else 503, code="overloaded"
+        ) from e
     finally:
         for one in choices:
             one.generation.cancel()

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -58,6 +59,8 @@ class Server:
         )
         self.created = int(time.time())
         self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="schemas")
+        self._compiling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By tenant: one schema of each waits for the compiler, so that a tenant with many new ones delays another by one of them."""
 
     def models(self) -> Mapping[str, object]:
         """Return model cards like vLLM's. A field and a second served name announce the base's digest."""
@@ -90,9 +93,9 @@ class Server:
             await asyncio.to_thread(lambda: self.engine.grammars.tokens)  # analysed once, outside of the event loop
         constraint = None
         if use is not None:
-            constraint = await self._call_constraint(use)
+            constraint = await self._call_constraint(use, share.tenant)
         elif schema is not None:
-            constraint = await self._constraint(schema)
+            constraint = await self._constraint(schema, share.tenant)
         return Call(
             model=body.model,
             adapter=None if base else body.model,
@@ -161,31 +164,35 @@ class Server:
             found.append(ids)
         return found
 
-    async def _constraint(self, schema: schemas.Schema) -> Constraint:
+    async def _constraint(self, schema: schemas.Schema, tenant: str) -> Constraint:
         try:
-            return await self._compiled(schema)
+            return await self._compiled(schema, tenant)
         except SchemaError as e:
             raise schemas.invalid(str(e)) from e
 
-    async def _compiled(self, rules: schemas.Schema | str) -> Constraint:
+    async def _compiled(self, rules: schemas.Schema | str, tenant: str) -> Constraint:
         """Return a constraint. New schemas are compiled one at a time in a separate thread, so other requests do not wait for them."""
         grammars = self.engine.grammars
         if (cached := grammars.cached(rules)) is not None:
             return cached
-        return await asyncio.get_running_loop().run_in_executor(self._compiler, grammars.constraint, rules)
+        turn = self._compiling.setdefault(tenant, asyncio.Lock())
+        async with turn:
+            if (cached := grammars.cached(rules)) is not None:  # by one that waited before this one
+                return cached
+            return await asyncio.get_running_loop().run_in_executor(self._compiler, grammars.constraint, rules)
 
-    async def _call_constraint(self, use: CallUse) -> Constraint:
+    async def _call_constraint(self, use: CallUse, tenant: str) -> Constraint:
         tokens = await asyncio.to_thread(lambda: self.engine.grammars.tokens)
         try:
-            return await self._compiled(use.grammar(tokens))
+            return await self._compiled(use.grammar(tokens), tenant)
         except SchemaError as e:
             for function in use.tools.functions:  # find the one at fault
                 try:
-                    await self._compiled(function.parameters)
+                    await self._compiled(function.parameters, tenant)
                 except SchemaError as of_function:
                     raise invalid_parameters(str(of_function), function) from e
             if use.content is not None:
-                await self._constraint(use.content)
+                await self._constraint(use.content, tenant)
             raise RequestError(f"tools: {e}.", code="invalid_function_parameters", param="tools") from e
 
     def _refuse_long(self, body: ChatRequest | CompletionRequest) -> None:

@@ -20,6 +20,7 @@ from control_plane.http import forms, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import FollowerDep, PlatformDep, Reader, Writer
 from control_plane.http.streams import server_sent
+from control_plane.http.turns import give_up_turn
 from control_plane.platform.context import Platform
 from ft_assets.layout import safe_filename
 
@@ -78,6 +79,7 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> dat
             await run_in_threadpool(uploaded_files.discard, platform, tenant, stored)
         raise
     row = await run_in_threadpool(lambda: uploaded_files.register(platform, tenant, stored, **request_fields))
+    await give_up_turn(request)
     return responses.file(await run_in_threadpool(uploaded_files.wait_for_upload, platform, row))
 
 

@@ -14,6 +14,7 @@ from control_plane.datasets.uploads import multipart_uploads, schemas, uploaded_
 from control_plane.http import forms, parameters
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.http.rate_limits import JoinLimiter
+from control_plane.http.turns import give_up_turn
 from ft_assets.storable_text import check_storable
 
 MAX_JOINING = 16
@@ -67,10 +68,11 @@ async def add_part(request: Request, platform: PlatformDep, tenant: Writer, uplo
 
 @router.post("/{upload_id}/complete", summary="Complete an upload")
 async def complete(
-    platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId, body: schemas.CompleteUpload
-) -> schemas.Upload:  # fmt: skip
+    request: Request, platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId, body: schemas.CompleteUpload
+) -> schemas.Upload:
     """Join the parts, in the order of `part_ids`, into a file, which is then validated. Completing again returns the same file."""
     view = await run_in_threadpool(multipart_uploads.get, platform, tenant, upload_id)
+    await give_up_turn(request)
     if view.status != multipart_uploads.COMPLETED:
         requested = functools.partial(multipart_uploads.complete, platform, tenant, upload_id, part_ids=body.part_ids, md5=body.md5)
         view = await _join_limiter().run(tenant, upload_id, requested)

@@ -6,8 +6,9 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, BinaryIO
@@ -40,10 +41,12 @@ LOOK_S = 0.2
 """Interval of polling a file that the worker is to validate."""
 WAIT_S = 45.0
 """Seconds that an upload waits for its validation: clients and proxies give up after a minute of silence."""
-MAX_WAITING = 16
-"""Uploads that may wait at once: less than half of the 40 threads that handle requests."""
+MAX_WAITING, MAX_WAITING_OF_ONE = 16, 8
+"""Uploads that may wait at once, of all tenants and of one: less than half of the 40 threads that handle requests."""
 
-_waiting = threading.BoundedSemaphore(MAX_WAITING)
+_waiting: Counter[str] = Counter()
+"""How many do, by tenant."""
+_counting = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,16 +232,25 @@ def wait_until_validated(
 
 def wait_for_upload(platform: Platform, file: File) -> File:
     """Return a file that was just uploaded once it is validated, or in its present state if that takes long or many wait."""
-    if (
-        not _is_open(file)
-        or validation_tasks.is_large(platform, num_bytes=file.bytes, object_key=file.object_key)
-        or not _waiting.acquire(blocking=False)
-    ):
+    if not _is_open(file) or validation_tasks.is_large(platform, num_bytes=file.bytes, object_key=file.object_key):
         return file
+    with _place_to_wait(file.tenant_id) as is_free:
+        return wait_until_validated(platform, file.id, within_s=WAIT_S) if is_free else file
+
+
+@contextmanager
+def _place_to_wait(tenant: str) -> Iterator[bool]:
+    """Take a place among the uploads that wait; False if there is none for this tenant."""
+    with _counting:
+        is_free = _waiting[tenant] < MAX_WAITING_OF_ONE and _waiting.total() < MAX_WAITING
+        _waiting[tenant] += is_free
     try:
-        return wait_until_validated(platform, file.id, within_s=WAIT_S)
+        yield is_free
     finally:
-        _waiting.release()
+        with _counting:
+            _waiting.subtract({tenant: int(is_free)})
+            if not _waiting[tenant]:
+                del _waiting[tenant]
 
 
 def _is_open(file: File) -> bool:

@@ -27,7 +27,11 @@ T = TypeVar("T")
 
 
 class QueueFull(Exception):
-    """More requests wait than the queue takes."""
+    """More requests wait than the queue takes: of the tenant, or of all."""
+
+    def __init__(self, *, of_tenant: bool) -> None:
+        super().__init__()
+        self.of_tenant = of_tenant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +71,9 @@ class FairTurns(Generic[T]):
     def add(self, item: T, share: Share, *, num_tokens: int) -> None:
         """Queue a request with a prompt of `num_tokens`; ``QueueFull`` beyond the limits."""
         tenant = self._tenants.get(share.tenant)
-        if len(self._items) >= self._max_waiting or (tenant is not None and len(tenant.waiting) >= self._max_waiting_each):
-            raise QueueFull
+        of_tenant = tenant is not None and len(tenant.waiting) >= self._max_waiting_each
+        if of_tenant or len(self._items) >= self._max_waiting:
+            raise QueueFull(of_tenant=of_tenant)
         if tenant is None:
             tenant = self._tenants[share.tenant] = _Tenant()
         if not tenant.waiting and not self._running[share.tenant]:

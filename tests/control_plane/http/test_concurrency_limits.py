@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from control_plane.http.rate_limits import JoinLimiter, TenantLimiter
-from ft_assets.errors import FtError, Unavailable
+from ft_assets.errors import FtError, RateLimited, Unavailable
 
 PATIENCE_S = 20.0
 
@@ -48,10 +48,11 @@ def test_a_tenant_has_its_share_and_leaves_the_others_theirs() -> None:
                 group.start_soon(turns.run, "a", partial(work, name))
             await work.until(2)
             error = await refusal(lambda: turns.run("a", lambda: work("a3")))
-            assert (type(error), error.code, error.http_status) == (Unavailable, "uploads_busy", 503)
+            assert (type(error), error.code, error.http_status) == (RateLimited, "uploads_busy", 429)
             group.start_soon(turns.run, "b", lambda: work("b1"))
             await work.until(3)
-            assert (await refusal(lambda: turns.run("c", lambda: work("c1")))).code == "uploads_busy"
+            error = await refusal(lambda: turns.run("c", lambda: work("c1")))
+            assert (type(error), error.code, error.http_status) == (Unavailable, "uploads_busy", 503)
             work.done.set()
         assert await turns.run("a", lambda: work("a4")) == "a4"
         assert sorted(work.at_it) == ["a1", "a2", "a4", "b1"]

@@ -16,7 +16,7 @@ from control_plane.notifications.rules import DELAYS_S
 from control_plane.notifications.tables import SigningSecret, webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.platform.webhook_targets import parse_networks
-from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded, Unavailable
+from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded, RateLimited
 from resources.webhook_sender import HttpWebhookSender
 from tests.support.platform.notified_tenants import SUCCEEDED, World, forget_all
 from tests.support.servers.webhook_receiver import Receiver, receiver, until
@@ -124,7 +124,7 @@ def test_a_tenant_whose_receivers_hang_while_they_are_tried_out_keeps_nobody_els
     for t in threads:
         t.start()
     until(lambda: len(there.at("/hang")) == 2)
-    with pytest.raises(Unavailable) as refused:
+    with pytest.raises(RateLimited) as refused:
         webhooks.send_test(quiet, world.tenant, hanging)
     assert refused.value.code == "webhooks_busy"
     other = world.new_tenant()

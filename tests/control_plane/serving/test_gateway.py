@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Message
 
 from control_plane.serving.gateway import MAX_LACKS, MAX_RESENDS, SKIP_S, Gateway, ServerFailed, Target, _in_openai_form, _Server
-from ft_assets.errors import Unavailable
+from ft_assets.errors import RateLimited, Unavailable
 
 URLS = ("http://one", "http://two", "http://three")
 Behaviour = Callable[[httpx.Request], httpx.Response | Awaitable[httpx.Response]]
@@ -169,6 +169,16 @@ def test_another_server_answers_as_long_as_nothing_was_shown(trouble: Behaviour)
         assert s.resolved == 6
 
     asyncio.run(run())
+
+
+def test_a_server_where_too_many_of_the_callers_own_wait_goes_on_with_the_others() -> None:
+    at = Setting(servers=Servers({"one": status(429)}))
+    assert {asyncio.run(at.whole())["from"] for _ in range(6)} == {"two", "three"}
+    at = Setting(servers=Servers(dict.fromkeys(("one", "two", "three"), status(429))))
+    with pytest.raises(RateLimited, match="your answers") as refused:
+        asyncio.run(at.ask())
+    assert refused.value.code == "too_many_in_flight"
+    assert all(server.failed_at is None for server in at.gateway._servers.values())
 
 
 @pytest.mark.parametrize("code", [401, 403])

@@ -90,11 +90,13 @@ def test_prompts_of_one_step_are_bounded_but_one_always_joins() -> None:
 def test_more_requests_than_the_queue_takes_are_refused() -> None:
     made = turns(max_waiting=5, each=3)
     fill(made, A, 3)
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFull) as refused:
         made.add("x", A, num_tokens=1)
+    assert refused.value.of_tenant
     fill(made, B, 2)
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFull) as refused:
         made.add("x", C, num_tokens=1)
+    assert not refused.value.of_tenant
     made.drop(lambda item: item == "a1")
     made.add("again", A, num_tokens=1)
     assert made.take(Counter()) == ["a0", "b0", "a2", "b1", "again"]

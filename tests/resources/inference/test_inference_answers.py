@@ -123,7 +123,7 @@ def test_more_answers_than_wait_are_refused(engine: Watched, serve: Callable[[AS
         flood = [pool.submit(client.post, "/v1/completions", json=body, headers={TENANT: "loud", WEIGHT: "4"}) for _ in range(40)]
         until(lambda: any(answer.done() for answer in flood))
         refused = next(answer for answer in flood if answer.done()).result()
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
         assert client.post("/v1/completions", json={**body, "n": 1, "max_tokens": 2}, headers={TENANT: "quiet"}).status_code == 200
         assert engine.asked[0].share == Share(tenant="loud", weight=4)
         engine.step_s = 0

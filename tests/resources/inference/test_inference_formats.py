@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -301,3 +301,22 @@ def test_compiled_schemas_are_kept_and_the_least_used_goes_first(place: Path) ->
     assert grammars.cached(CATEGORY) is not None, "64 are kept, and this one was used last"
     grammars.constraint({"type": "boolean"})
     assert grammars.cached({"type": "integer", "maximum": 0}) is None and grammars.cached(CATEGORY) is not None
+
+
+def test_new_schemas_of_one_tenant_delay_another_by_one_of_them(client: openai.OpenAI) -> None:
+    def ask(tenant: str, nth: int, num_fields: int) -> str:
+        fields = {f"{tenant}_{nth}_{i}": {"type": "string", "pattern": "^[a-z]{1,30}$"} for i in range(num_fields)}
+        schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=1, response_format=schema_format(schema),
+            extra_headers={"x-ft-tenant": tenant},
+        )  # fmt: skip
+        answered.append(tenant)
+        return tenant
+
+    answered: list[str] = []
+    with ThreadPoolExecutor(17) as pool:
+        loud = [pool.submit(ask, "loud", nth, 200) for nth in range(16)]
+        wait(loud, return_when=FIRST_COMPLETED)
+        pool.submit(ask, "quiet", 0, 1).result()
+        assert answered.index("quiet") < 12, answered
