@@ -11,6 +11,7 @@ requests. Those beyond a caller's share wait in order, unread, and cost nothing.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from functools import partial
 
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,7 +35,7 @@ class Turns:
 
     def __init__(self, app: ASGIApp, *, each: int = TURNS_OF_ONE, total: int = TURNS, wait_s: float = WAIT_S) -> None:
         self.app = app
-        self._limits = {"each": each, "total": total, "wait_s": wait_s}
+        self._make = partial(TenantLimiter, total=total, each=each, wait_s=wait_s, what="requests", code=CODE)
         self._limiter: TenantLimiter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,7 +43,7 @@ class Turns:
             await self.app(scope, receive, send)
             return
         if self._limiter is None:  # here: a limiter belongs to a running loop
-            self._limiter = TenantLimiter(**self._limits, what="requests", code=CODE)
+            self._limiter = self._make()
         request = Request(scope)
         limits: RateLimits = request.app.state.rate_limits
         async with _Turn(self._limiter, limits.owner_of(request, secret_of(request)[0])) as turn:
