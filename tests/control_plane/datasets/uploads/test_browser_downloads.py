@@ -24,7 +24,7 @@ UPLOADS = {
 @pytest.fixture
 def browser(api_url: str, api_key: str) -> Iterator[httpx.Client]:
     """Signed in to the console, whose cookie opens the API."""
-    with httpx.Client(base_url=api_url, headers={"accept": "text/html,application/xhtml+xml,image/svg+xml,*/*;q=0.8"}) as made:
+    with httpx.Client(base_url=api_url, headers={"accept": "text/html,application/xhtml+xml,image/svg+xml,*/*;q=0.8"}, timeout=90) as made:
         assert made.post("/console/sign-in", data={"key": api_key}).status_code == 303
         yield made
 
@@ -33,7 +33,7 @@ def browser(api_url: str, api_key: str) -> Iterator[httpx.Client]:
 def test_a_download_is_saved_and_not_shown(browser: httpx.Client, api_key: str, kind: str) -> None:
     name, content, media_type = UPLOADS[kind]
     bearer = {"authorization": f"Bearer {api_key}"}
-    made = browser.post("/v1/files", files={"file": (name, content, media_type)}, data={"purpose": "fine-tune"}, headers=bearer, timeout=90)
+    made = browser.post("/v1/files", files={"file": (name, content, media_type)}, data={"purpose": "fine-tune"}, headers=bearer)
     assert made.status_code == 200, made.text
     answer = browser.get(f"/v1/files/{made.json()['id']}/content")
     assert (answer.status_code, answer.content) == (200, content)
@@ -54,7 +54,7 @@ def test_a_report_shows_a_script_as_text(browser: httpx.Client, api_key: str, pl
     content = "\n".join(json.dumps(row) for row in [*rows, {SCRIPT: SCRIPT}]).encode()
     bearer = {"authorization": f"Bearer {api_key}"}
     upload = {"file": (f"{SCRIPT}.jsonl", content, "text/html")}
-    made = browser.post("/v1/files", files=upload, data={"purpose": "fine-tune"}, headers=bearer, timeout=90).json()
+    made = browser.post("/v1/files", files=upload, data={"purpose": "fine-tune"}, headers=bearer).json()
     page = browser.get(f"/v1/datasets/{made['id']}/report")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html"), page.text
     assert page.headers["content-security-policy"] == "default-src 'none'; style-src 'unsafe-inline'"
