@@ -57,7 +57,14 @@ def jobs(known: Mapping[str, str]) -> list[Mapping[str, Any]]:
     made: list[Mapping[str, Any]] = []
     for name, method in methods.registered().items():
         own = {setting: value_for(one.limit) for setting, one in method.settings.items()}
-        made.append({**base, "method": {"type": name, name: {"hyperparameters": {"n_epochs": 1, "batch_size": "auto", **own}}}})
+        file = known[f"{next(rows for rows in ('chat', 'preference', 'kto') if rows in method.rows)}_file"]
+        made.append(
+            {
+                **base,
+                "training_file": file,
+                "method": {"type": name, name: {"hyperparameters": {"n_epochs": 1, "batch_size": "auto", **own}}},
+            }
+        )
     made += [{**base, "hyperparameters": {name: value_for(limit)}} for name, limit in LIMITS.items()]
     config = {one.name: one.default for one in fields(EvalConfig) if one.default not in (None, ())}
     made.append({**base, "eval_config": {**config, "skip": ["golden", "judge"], "capability": []}, "metadata": {"team": "a"}})
@@ -116,7 +123,7 @@ def policies() -> Mapping[str, Any]:
 
 
 def families(known: Mapping[str, str]) -> Mapping[str, Family]:
-    """All families; `known` has ids of the tenant's ``file``, ``other_file``, ``adapter``, and the ``model``."""
+    """All families; `known` has the ``model``, and ids of the tenant's: ``file``, ``other_file``, and one of each kind of rows."""
     file = {"bytes": 100, "filename": "a.jsonl", "mime_type": "text/jsonl", "purpose": "fine-tune", "policies": policies()}
     assert set(file) <= set(CreateUpload.model_fields)
     one_job = {"model": known["model"], "training_file": known["file"]}

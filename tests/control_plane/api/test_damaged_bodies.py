@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,12 @@ def inference(port: int) -> Iterator[None]:
 def world(new_platform: Callable[..., Platform], serve: Callable[[ASGIApp], str], port: int) -> Iterator[World]:
     """A tenant with files, a job and an adapter; a worker runs only until its files are validated."""
     models = Catalogue({MODEL: ({"id": MODEL, "path": str(BASE), "license": "Apache-2.0"}, BASE)})
-    options = {"inference_urls": f"http://127.0.0.1:{port}", "inference_token": TOKEN, "webhook_allow": "127.0.0.1/32"}
+    options = {
+        "inference_urls": f"http://127.0.0.1:{port}",
+        "inference_token": TOKEN,
+        "webhook_allow": "127.0.0.1/32",
+        "hub_endpoint": "http://127.0.0.1:9",
+    }
     platform = replace(new_platform(**options), models=models)
     tenant, key = tenants.create(platform, f"t-{uuid.uuid4().hex[:10]}", tier="premium")
     with as_owner(platform).begin() as conn:
@@ -110,19 +115,35 @@ def _things(platform: Platform, client: httpx.Client, tenant: str) -> Mapping[st
     def made(path: str, **given: Any) -> str:
         return str(client.post(path, **given).raise_for_status().json()["id"])
 
-    turns = ([{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}!"}] for n in range(120))
-    rows = "".join(json.dumps({"messages": turn}) + "\n" for turn in turns)
-    files = [
-        made("/v1/files", data={"purpose": "fine-tune"}, files={"file": (f"{mark}.jsonl", rows.replace("!", mark))}) for mark in ("!", "?")
-    ]
-    job = made("/v1/fine_tuning/jobs", json={"model": MODEL, "training_file": files[0], "seed": 1})
+    ask, yes, no = ({"role": role, "content": text} for role, text in (("user", "Where?"), ("assistant", "Here."), ("assistant", "There.")))
+    pair = {"input": {"messages": [ask]}, "preferred_output": [yes], "non_preferred_output": [no]}
+    shapes: Mapping[str, Any] = {
+        "chat": {"messages": [ask, yes]}, "other": {"messages": [ask, no]}, "preference": pair,
+        "kto": {"prompt": "Where?", "completion": "Here."},
+    }  # fmt: skip
+    files = {name: _file(client, [_numbered(shape, n) for n in range(60)]) for name, shape in shapes.items()}
+    job = made("/v1/fine_tuning/jobs", json={"model": MODEL, "training_file": files["chat"], "seed": 1})
     adapter, served = finish(platform, tenant, job), f"ft:{MODEL}:{tenant}:x:abc"
     add_adapter(platform, tenant, name=served, stage="production", loaded=True)
     hook = made("/v1/webhook_endpoints", json={"name": "a", "url": "http://127.0.0.1:9/hook", "event_types": ["fine_tuning.job.failed"]})
     budget = made("/v1/budgets", json={"name": "a", "limit_micros": 10**6})
     return {
-        "model": MODEL, "file": files[0], "other_file": files[1], "adapter": adapter, "served": served, "endpoint": hook, "budget": budget,
+        "model": MODEL, "file": files["chat"], "adapter": adapter, "served": served, "endpoint": hook, "budget": budget,
+        **{f"{name}_file": file for name, file in files.items()},
     }  # fmt: skip
+
+
+def _numbered(shape: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    """Rows that differ; every other answer without a pair is a good one."""
+    row: dict[str, Any] = json.loads(json.dumps(shape).replace("ere", f"ere {number} {chr(97 + number % 26) * (1 + number % 7)}"))
+    return row if "completion" not in row else {**row, "label": number % 2 == 0}
+
+
+def _file(client: httpx.Client, rows: Sequence[Mapping[str, Any]]) -> str:
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    file = client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("rows.jsonl", content)}).raise_for_status().json()
+    assert file["status"] == "processed", file
+    return str(file["id"])
 
 
 def _digests(platform: Platform) -> sa.TextClause:
@@ -193,8 +214,8 @@ def test_the_undamaged_bodies_are_accepted(world: World, of: Callable[[str], Fam
     for body in family.bodies:
         answers = [world.client.request(family.method, path.format(**world.ids), json=body) for path in family.paths]
         if not any(answer.is_success for answer in answers):
-            refused.append((str(body)[:300], [answer.text[:300] for answer in answers]))
-    assert refused == []
+            refused.append(f"{answers[0].json()['error']['message']}, of {body}")
+    assert not refused, "\n".join(refused)
 
 
 def test_every_family_is_fuzzed(world: World) -> None:
