@@ -25,7 +25,7 @@ from sensors import evaluation_requests
 from sensors.evaluation_requests import due_requests
 from sensors.evaluation_runs import evaluations
 from tests.support.jobs.registered_adapter import add_adapter
-from tests.support.servers.kubernetes_api import Cluster, served
+from tests.support.kubernetes.kubernetes_api import Cluster, served
 
 
 @pytest.fixture

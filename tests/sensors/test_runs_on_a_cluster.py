@@ -13,7 +13,7 @@ from dagster._core.test_utils import create_run_for_test, instance_for_test
 
 from control_plane.queue.launches import DueRun
 from sensors.recovery import HUNG, WAITING, why_gone
-from tests.support.servers.kubernetes_api import Cluster, kubeconfig, served
+from tests.support.kubernetes.kubernetes_api import Cluster, kubeconfig, served
 
 NAMESPACE = "ft-platform"
 DUE = DueRun(stage="prepare", tenant="acme", job_id="ftjob-1", tier="standard")

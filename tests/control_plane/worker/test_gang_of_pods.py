@@ -17,10 +17,10 @@ from control_plane.platform.job_states import JobState
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from tests.support.jobs.followed_jobs import Job, plain_weights, until
+from tests.support.kubernetes.kubernetes_api import Cluster, served
+from tests.support.kubernetes.kubernetes_kubelet import Kubelet
+from tests.support.kubernetes.kubernetes_nodes import Nodes
 from tests.support.processes.scripted_training import Scenario
-from tests.support.servers.kubernetes_api import Cluster, served
-from tests.support.servers.kubernetes_kubelet import Kubelet
-from tests.support.servers.kubernetes_nodes import Nodes
 
 POOL = Pool(name="local", nodes=tuple(Node(name=f"local-{n}", num_gpus=1) for n in range(2)), gpu_type="local", max_gpus_per_job=2)
 

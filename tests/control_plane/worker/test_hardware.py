@@ -19,7 +19,7 @@ from control_plane.worker.periodic_work import HARDWARE
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_nodes import CORDONED, cordon
 from tests.support.jobs.queued_jobs import Queued, queued
-from tests.support.servers.kubernetes_api import Cluster, served
+from tests.support.kubernetes.kubernetes_api import Cluster, served
 from tests.support.servers.prometheus_server import PrometheusServer, prometheus
 
 POOLS = """

@@ -21,8 +21,8 @@ from resources.dagster.configured_resources import LauncherResource
 from resources.launcher import LocalGangs, open_launcher
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from tests.support.jobs.followed_jobs import until
-from tests.support.servers.kubernetes_api import Cluster, kubeconfig, served
-from tests.support.servers.kubernetes_nodes import Nodes
+from tests.support.kubernetes.kubernetes_api import Cluster, kubeconfig, served
+from tests.support.kubernetes.kubernetes_nodes import Nodes
 
 
 @pytest.fixture

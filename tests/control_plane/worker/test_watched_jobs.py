@@ -37,8 +37,8 @@ from tests.support.jobs.claimed_job import ending, held_by
 from tests.support.jobs.followed_jobs import until
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.jobs.started_job import start_job
-from tests.support.servers.kubernetes_api import Cluster, served
-from tests.support.servers.kubernetes_nodes import Nodes
+from tests.support.kubernetes.kubernetes_api import Cluster, served
+from tests.support.kubernetes.kubernetes_nodes import Nodes
 
 
 class Impatient(KubernetesLauncher):

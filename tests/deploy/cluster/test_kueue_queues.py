@@ -13,7 +13,7 @@ from control_plane.capacity import kueue, nodes
 from control_plane.platform.context import Platform
 from deploy.cluster import kueue_queues
 from resources.launcher.kubernetes_api import KubernetesApi
-from tests.support.servers.kubernetes_api import Cluster, Object, kubeconfig, served
+from tests.support.kubernetes.kubernetes_api import Cluster, Object, kubeconfig, served
 
 POOLS = "pools: [{name: small, gpu_type: h100-80gb, takes: [lora], nodes: [{count: 2, gpus: 8}]}]"
 PLURALS = ["clusterqueues", "cohorts", "resourceflavors", "topologies", "workloadpriorityclasses"]

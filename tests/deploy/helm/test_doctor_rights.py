@@ -12,9 +12,9 @@ from control_plane.cli.admin.doctor.cluster_checks import CHECKS
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from tests.deploy.helm.rendered_chart import FILES, NAMESPACE, configuration, environment, objects, of_kind
-from tests.support.servers.installed_cluster import installed
-from tests.support.servers.kubernetes_api import kubeconfig, served
-from tests.support.servers.kubernetes_rbac import Rbac
+from tests.support.kubernetes.installed_cluster import installed
+from tests.support.kubernetes.kubernetes_api import kubeconfig, served
+from tests.support.kubernetes.kubernetes_rbac import Rbac
 
 DOCTOR = "ft-ft-platform-doctor"
 

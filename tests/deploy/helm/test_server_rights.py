@@ -19,7 +19,7 @@ from tests.deploy.helm.rendered_chart import EVERYTHING, MINIMAL, NAMESPACE, con
 from tests.deploy.helm.test_access import matches
 from tests.resources.inference import test_kubernetes_servers as serving
 from tests.resources.inference.test_kubernetes_servers import SETTINGS, Bench, model, model_shape, models
-from tests.support.servers.kubernetes_rbac import Rbac
+from tests.support.kubernetes.kubernetes_rbac import Rbac
 
 __all__ = ["models"]
 WORKER, API = "ft-ft-platform-worker", "ft-ft-platform-api"

@@ -25,7 +25,7 @@ from tests.resources.launcher import test_kubernetes_launcher as launching
 from tests.resources.launcher.kubernetes_bench import NAME, POOLS, TOKEN, Bench, Impatient, workload
 from tests.resources.launcher.test_kubernetes_tenants import REACHABLE, tenant
 from tests.support.jobs.followed_jobs import until
-from tests.support.servers.kubernetes_rbac import Rbac
+from tests.support.kubernetes.kubernetes_rbac import Rbac
 
 WORKER, RUNS, DAGSTER = ACCOUNTS = load(environment(MINIMAL)).workload_accounts
 LIST = list(POOLS.values())

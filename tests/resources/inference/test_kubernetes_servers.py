@@ -23,8 +23,8 @@ from ft_assets.training import model_shapes
 from ft_assets.training.model_shapes import ModelShape
 from resources.inference.kubernetes_servers import APPLIED_S, KEPT, KubernetesServers
 from resources.launcher.kubernetes_api import KubernetesApi
+from tests.support.kubernetes.kubernetes_api import PLURALS, Cluster, Object, Refused, served
 from tests.support.models.tiny_model import build_tiny_model
-from tests.support.servers.kubernetes_api import PLURALS, Cluster, Object, Refused, served
 
 NAMESPACE = "ft-platform"
 DIGEST = "@sha256:" + "0" * 64

@@ -11,8 +11,8 @@ from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from ft_assets.retries import RetryPolicy
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
-from tests.support.servers.kubernetes_api import Cluster, Key, Object, served
-from tests.support.servers.kubernetes_nodes import Nodes
+from tests.support.kubernetes.kubernetes_api import Cluster, Key, Object, served
+from tests.support.kubernetes.kubernetes_nodes import Nodes
 
 NAME, TOKEN = "ftjob-1-a1", "an-attempts-token"
 FABRIC = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)

@@ -31,7 +31,7 @@ from tests.resources.launcher.kubernetes_bench import (
     workload,
 )
 from tests.support.jobs.followed_jobs import until
-from tests.support.servers.kubernetes_nodes import with_condition
+from tests.support.kubernetes.kubernetes_nodes import with_condition
 
 
 def test_a_workload_waits_for_its_quota_then_runs_then_exits_with_times_and_nodes_of_its_pods(bench: Bench) -> None:

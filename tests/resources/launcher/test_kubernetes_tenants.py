@@ -19,8 +19,8 @@ from resources.launcher.kubernetes_api import BY_KIND, KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from resources.launcher.kubernetes_tenants import Reachable, TenantNamespaces, render
 from tests.control_plane.capacity.test_kueue import definition
-from tests.support.servers.kubernetes_api import Cluster, served
-from tests.support.servers.kubernetes_nodes import Nodes
+from tests.support.kubernetes.kubernetes_api import Cluster, served
+from tests.support.kubernetes.kubernetes_nodes import Nodes
 
 SMALL = Pool(name="small", nodes=nodes(16, prefix="s"), gpu_type="h100-80gb", max_gpus_per_job=8)
 RESERVED = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32, reserved_gpus=32)

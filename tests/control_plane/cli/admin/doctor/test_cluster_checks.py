@@ -15,8 +15,8 @@ from control_plane.cli.admin.doctor.cluster_checks import CHECKS
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from resources.launcher.kubernetes_manifests import WORKLOAD
-from tests.support.servers.installed_cluster import IMAGE, add_node, change, installed
-from tests.support.servers.kubernetes_api import Cluster, kubeconfig, served
+from tests.support.kubernetes.installed_cluster import IMAGE, add_node, change, installed
+from tests.support.kubernetes.kubernetes_api import Cluster, kubeconfig, served
 
 POOLS = """
 pools:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kubernetes.client import ApiClient, Configuration
 
-from tests.support.servers.kubernetes_api import Action, Cluster, Object, token_of
+from tests.support.kubernetes.kubernetes_api import Action, Cluster, Object, token_of
 
 
 @dataclass(frozen=True, order=True, slots=True)

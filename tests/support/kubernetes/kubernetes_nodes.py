@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from copy import deepcopy
 
-from tests.support.servers.kubernetes_api import Cluster, Key, Object, timestamp
+from tests.support.kubernetes.kubernetes_api import Cluster, Key, Object, timestamp
 
 TRACKING = "batch.kubernetes.io/job-tracking"
 INDEX = "batch.kubernetes.io/job-completion-index"

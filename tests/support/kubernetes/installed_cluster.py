@@ -7,7 +7,7 @@ from copy import deepcopy
 from control_plane.capacity import kueue
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from tests.support.servers.kubernetes_api import PLURALS, Cluster, Object, timestamp
+from tests.support.kubernetes.kubernetes_api import PLURALS, Cluster, Object, timestamp
 
 IMAGE = "registry.example/ft@sha256:" + "0" * 64
 READY = {"type": "Ready", "status": "True"}

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tests.support.servers.kubernetes_api import Cluster, Object
-from tests.support.servers.kubernetes_nodes import INDEX, TERMINAL, Nodes
+from tests.support.kubernetes.kubernetes_api import Cluster, Object
+from tests.support.kubernetes.kubernetes_nodes import INDEX, TERMINAL, Nodes
 
 ROOT = Path(__file__).parents[3]
 LOOK_S = 0.05
