@@ -350,10 +350,10 @@ def test_the_agent_of_an_evaluation_writes_its_result_and_nothing_else(job: Eval
     token = agents.introduce(job.platform, held, may_read=[])
     assert agents.held_by(job.platform, token) == held
     prefix = layout.attempt_prefix(job.tenant, job.id, 1)
-    assert agents.write_urls(job.platform, held, WriteRequest(key=f"{prefix}/outputs/r.json", part_sha256=("0",))).parts
+    assert agents.write_urls(job.platform, held, WriteRequest(key=f"{prefix}/outputs/r.json", part_sha256=("0" * 64,))).parts
     for key in (f"{prefix}/train.log", f"{layout.job_prefix(job.tenant, job.id)}/final/a1/manifest.json"):
         with pytest.raises(Forbidden):
-            agents.write_urls(job.platform, held, WriteRequest(key=key, part_sha256=("0",)))
+            agents.write_urls(job.platform, held, WriteRequest(key=key, part_sha256=("0" * 64,)))
     with pytest.raises(Forbidden, match="trains nothing"):
         agents.commit(job.platform, held, Commit(step=1, manifest_sha256="0", final=True))
     with job.platform.engine.connect() as conn:

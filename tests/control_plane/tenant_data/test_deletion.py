@@ -312,7 +312,7 @@ def test_a_deletion_waits_for_whoever_was_at_work_just_now(world: World) -> None
     id_ = world.delete_data(tenant)
     job_id, now = world.row(adapter_id).job_id, world.clock.now
     file_id = world_file(world, tenant)
-    agent = {"job_id": job_id, "attempt": 9, "node": 0, "token": "t", "may_read": [], "heartbeat_at": now}
+    agent = {"job_id": job_id, "attempt": 9, "node": 0, "may_read": [], "heartbeat_at": now}
     agent |= dict.fromkeys(("reported_step", "reported_validation", "beat", "notices"), 0)
     with world.platform.engine.begin() as conn:
         conn.execute(sa.insert(attempts_table).values(job_id=job_id, attempt=9, workload=f"{job_id}-a9"))
