@@ -30,6 +30,15 @@ ALIKE = {
 }
 MULTI = {"type": "multi", "name": "all", "graders": {"same": LEAF, "near": ALIKE}, "calculate_output": "0.5 * same + max(near, 0.1)"}
 
+IN_4_BITS, WHOLE = {"adapter": "qlora"}, {"adapter": "full"}
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "schedule_decay_ratio": {"schedule": "wsd"}, "schedule_decay_shape": {"schedule": "wsd"}, "schedule_power": {"schedule": "polynomial"},
+    "schedule_cycles": {"schedule": "cosine_with_restarts"}, "schedule_timescale": {"schedule": "inverse_sqrt"},
+    "early_stopping_min_delta": {"early_stopping_patience": 2}, "quantization": IN_4_BITS, "double_quantization": IN_4_BITS,
+    "train_experts": WHOLE, "train_router": WHOLE,
+}  # fmt: skip
+"""Hyperparameters without which another one has no effect, and is refused."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
@@ -65,7 +74,7 @@ def jobs(known: Mapping[str, str]) -> list[Mapping[str, Any]]:
                 "method": {"type": name, name: {"hyperparameters": {"n_epochs": 1, "batch_size": "auto", **own}}},
             }
         )
-    made += [{**base, "hyperparameters": {name: value_for(limit)}} for name, limit in LIMITS.items()]
+    made += [{**base, "hyperparameters": {name: value_for(limit), **NEEDED.get(name, {})}} for name, limit in LIMITS.items()]
     config = {one.name: one.default for one in fields(EvalConfig) if one.default not in (None, ())}
     made.append({**base, "eval_config": {**config, "skip": ["golden", "judge"], "capability": []}, "metadata": {"team": "a"}})
     made.append(
@@ -80,7 +89,7 @@ def jobs(known: Mapping[str, str]) -> list[Mapping[str, Any]]:
     return [
         *made,
         mixed,
-        {**base, "validation_file": known["other_file"], "recipe": "any-full@3", "force": True, "warm_start": known["adapter"]},
+        {**base, "validation_file": known["other_file"], "recipe": "any-lora@3", "force": True, "warm_start": known["adapter"]},
     ]
 
 
@@ -114,7 +123,7 @@ def responses(known: Mapping[str, str]) -> list[Mapping[str, Any]]:
     return [
         {**base, "instructions": "Be brief.", "temperature": 0.5, "store": False, "metadata": {"a": "b"}},
         {**base, "input": items, "tools": [function], "tool_choice": "auto"},
-        {**base, "text": text, "stream": True, "reasoning": {"effort": "low"}, "truncation": "disabled"},
+        {**base, "text": text, "stream": True, "truncation": "disabled"},
     ]
 
 
