@@ -48,7 +48,7 @@ MODEL = "tiny-base"
 CODES = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| (\d{3}(?:, \d{3})*|-) ", re.MULTILINE)
 WRITTEN_ANYWAY = ("rate_limits", "audit_log", "audit_entries", "procrastinate", "api_keys", "sessions", "alembic")
 """Beginnings of tables that a refused request may change: counters, when a key was last used, who was refused what."""
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 ANSWERED = ("chat", "responses", "completions")
 NAMES = ("jobs", "sweeps", "previews", "chat", "responses", "completions", "graders", "uploads", "imports", "webhooks", "account", "routes")
 
@@ -234,7 +234,6 @@ def test_a_few_damaged_bodies_are_answered(
     assert run(world, of(name), documented, seconds=0).total() >= PER_ROUND
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 900)
 @pytest.mark.parametrize("name", NAMES)
 def test_thousands_of_damaged_bodies_are_answered(
