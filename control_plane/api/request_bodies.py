@@ -5,12 +5,14 @@
 2. A body is refused beyond the bytes of its path (413), and JSON beyond a number of values (413) or a depth (400), before it is parsed.
 3. A body that comes too slowly is refused (408).
 
-A response sent before the body was read closes the connection, so that no client sends gigabytes to a refusal.
+A response sent before the body was read closes the connection, so that no client sends gigabytes to a refusal. For a moment the rest is
+thrown away first: closed at once, the connection would be reset while the client still sends, and many clients then lose the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import time
@@ -61,6 +63,8 @@ BODY_GRACE_S = 20.0
 MIN_BYTES_PER_S = 16 * 1024
 """A body may take the grace period, and a second more for each so many bytes: a slow mobile link sends 60 KiB/s. Time in which the route
 does not read does not count."""
+DISCARDED_BYTES, DISCARD_S = 8 * MIB, 2.0
+"""What is still taken of a refused body before its connection is closed."""
 
 
 class RequestBodies:
@@ -86,6 +90,11 @@ class RequestBodies:
         async def closing(message: Message) -> None:
             if message["type"] == "http.response.start" and not body.is_read:
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            ends = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if ends and not body.is_read:
+                await send({**message, "more_body": True})
+                await body.discard()
+                message = {"type": "http.response.body"}
             await send(message)
 
         refusal: FtError | None = None
@@ -125,6 +134,16 @@ class _Body:
             if ends:
                 await self._check(b"".join(self._pieces))
         return message
+
+    async def discard(self) -> None:
+        """Throw away what still comes."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                most, ends = self._num_bytes + DISCARDED_BYTES, False
+                while self._num_bytes < most and not ends:
+                    message = await self._receive()
+                    self._num_bytes += len(message.get("body", b""))
+                    ends = not message.get("more_body", False)
 
     async def _authenticate(self) -> None:
         """Look the caller up, unless its key or session worked a moment ago: the route does so again in any case."""

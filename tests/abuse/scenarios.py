@@ -88,8 +88,9 @@ def _answered_in_form(client: httpx.Client, world: World) -> None:
 
 async def _uploads(client: httpx.AsyncClient, world: World, nth: int) -> httpx.Response | int:
     if nth % 3 == 0:
-        return await half_sent(world, "/v1/files", world.loud_key, size=20 << 20, content_type="multipart/form-data; boundary=x")
-    rows = ROWS.replace("?", f" {nth}?") * (1 if nth % 3 == 1 else 2000)
+        form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="half.jsonl"\r\n\r\n' + ROWS.encode() * 200
+        return await half_sent(world, "/v1/files", world.loud_key, form, content_type="multipart/form-data; boundary=x")
+    rows = ROWS.replace("?", f" {nth}?") * (1 if nth % 3 == 1 else 200)
     return await client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": (f"{nth}.jsonl", rows.encode())})
 
 
@@ -147,13 +148,13 @@ def _read(client: httpx.Client, world: World) -> None:
 # Callers without a key.
 
 
-async def half_sent(world: World, path: str, key: str, *, size: int, content_type: str = "application/json") -> int:
-    """Send a head and a part of the body that it announces, and wait; return the status of the answer."""
+async def half_sent(world: World, path: str, key: str, part: bytes, *, content_type: str = "application/json") -> int:
+    """Send a head and `part` of a body of three times its length, and wait; return the status of the answer."""
     address = urlsplit(world.url)
-    lines = (f"POST {path} HTTP/1.1", f"Host: {address.netloc}", f"Content-Type: {content_type}", f"Content-Length: {size}")
+    lines = (f"POST {path} HTTP/1.1", f"Host: {address.netloc}", f"Content-Type: {content_type}", f"Content-Length: {3 * len(part)}")
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
-        writer.write("\r\n".join((*lines, f"Authorization: Bearer {key}", "", "")).encode() + b'{"model": "' + b"a" * (size // 3))
+        writer.write("\r\n".join((*lines, f"Authorization: Bearer {key}", "", "")).encode() + part)
         await writer.drain()
         return int((await reader.readuntil(b"\r\n")).split()[1])
     finally:
@@ -171,7 +172,7 @@ async def _strangers(client: httpx.AsyncClient, world: World, nth: int) -> httpx
             writer.close()
         return 0
     if nth % 3 == 1:
-        return await half_sent(world, CHAT, key, size=1 << 20)
+        return await half_sent(world, CHAT, key, b'{"model": "' + b"a" * (300 << 10))
     return await client.get("/v1/files", headers={"authorization": f"Bearer {key}"})
 
 

@@ -76,6 +76,19 @@ def test_without_a_key_nothing_of_a_chunked_body_is_read(api_url: str) -> None:
     assert said.startswith("HTTP/1.1 401 ")
 
 
+def test_a_refusal_reaches_a_client_that_sends_its_whole_body_first(api_url: str) -> None:
+    address, body = urlsplit(api_url), bytes(6 * MIB)
+    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
+        connection.sendall(f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+        time.sleep(0.3)  # the refusal is there, and the client does not look
+        for start in range(0, len(body), MIB):
+            connection.sendall(body[start : start + MIB])
+        said = b""
+        while piece := connection.recv(1 << 16):
+            said += piece
+    assert said.startswith(b"HTTP/1.1 401 ") and b'"missing_api_key"' in said
+
+
 def test_nothing_of_a_suite_is_read_for_a_key_that_is_unknown(api_url: str) -> None:
     form = "Content-Type: multipart/form-data; boundary=b"
     headers = f"{form}\r\nContent-Length: {200 * MIB}\r\nAuthorization: Bearer ft-sk-wrong\r\n"
