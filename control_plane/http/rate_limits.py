@@ -282,7 +282,8 @@ class TenantLimiter:
                     await limiter.acquire_on_behalf_of(me)
                     held.append(limiter)
             if waiting.cancelled_caught:
-                raise (Unavailable if held else RateLimited)(
+                all_are_taken = held and self._total.available_tokens < 1  # else the tenant's place came as the wait ended
+                raise (Unavailable if all_are_taken else RateLimited)(
                     f"not accepted within {self._wait_s:g} s: at most {self._each} {self._what} per tenant and "
                     f"{self._total.total_tokens:g} in total are handled concurrently; send fewer in parallel and retry",
                     code=self._code,

@@ -63,7 +63,7 @@ def flooding(name: str, world: World) -> Iterator[Flood]:
 
 class _Answers:
     def __init__(self) -> None:
-        self.statuses, self.faults, self.longest_s = Counter[str](), list[str](), 0.0
+        self.num_sent, self.statuses, self.faults, self.longest_s = 0, Counter[str](), list[str](), 0.0
 
     def saw(self, answer: httpx.Response | int, seconds: float) -> int:
         status = answer if isinstance(answer, int) else answer.status_code
@@ -78,6 +78,7 @@ class _Answers:
 async def _connection(nth: int, scenario: scenarios.Scenario, client: httpx.AsyncClient, world: World, answers: _Answers) -> None:
     for shot in range(sys.maxsize):
         began = time.monotonic()
+        answers.num_sent += 1
         try:
             status = answers.saw(await scenario.shoot(client, world, nth + shot), time.monotonic() - began)
         except (httpx.HTTPError, OSError, EOFError) as lost:
@@ -103,7 +104,8 @@ async def _flood(name: str) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*broken)
         await asyncio.gather(*sending, return_exceptions=True)
-    print(json.dumps({"statuses": dict(answers.statuses), "faults": answers.faults, "longest_s": round(answers.longest_s, 2)}))  # noqa: T201
+    report = {"sent": answers.num_sent, "statuses": answers.statuses, "faults": answers.faults, "longest_s": round(answers.longest_s, 2)}
+    print(json.dumps(report))  # noqa: T201
 
 
 if __name__ == "__main__":

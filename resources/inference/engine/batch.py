@@ -29,6 +29,8 @@ class Row:
         return len(self.prompt) + len(self.generated)
 
 
+PREFILL_SLICE = 64
+"""Tokens of new prompts that are computed between two steps."""
 SLICE = 256
 """Tokens of a prompt that are scored between two steps. Their logits take 50 MB in a vocabulary of 50,000."""
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
@@ -36,7 +38,7 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Batch:
-    """Rows with their cache. :meth:`join` and :meth:`step` return the logits of each row's next token."""
+    """Rows with their cache. :meth:`prefill` and :meth:`step` return the logits of each row's next token."""
 
     def __init__(self, model: Any, routing: Routing, *, pad: int, device: str) -> None:
         self._model, self._routing, self._pad, self._device = model, routing, pad, device
@@ -45,20 +47,32 @@ class Batch:
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=device)
 
     @torch.inference_mode()
-    def join(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Prefill new rows and add them; returns their next-token logits, ``[new rows, vocabulary]``."""
-        width = max(len(r.prompt) for r in rows)
+    def prefill(self, rows: Sequence[Row]) -> Iterator[torch.Tensor | None]:
+        """Compute the prompts of new rows, a slice at each call of ``next``; other rows may go on between two.
+
+        Yields None until the rows have joined, then their next-token logits, ``[new rows, vocabulary]``.
+        """
+        width, step = max(len(r.prompt) for r in rows), max(1, PREFILL_SLICE // len(rows))
         ids = torch.tensor([[self._pad] * (width - len(r.prompt)) + r.prompt for r in rows], device=self._device)
         mask = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in rows], device=self._device)
-        logits, cache = self._forward(rows, ids, mask, (mask.cumsum(1) - 1).clamp(min=0), [])
+        positions, cache = (mask.cumsum(1) - 1).clamp(min=0), Layers()
+        for at in range(0, width, step):
+            to = min(at + step, width)
+            logits, cache = self._forward(rows, ids[:, at:to], mask[:, :to], positions[:, at:to], cache)
+            if to == width:
+                self._join(rows, cache, mask)
+                yield logits
+            else:
+                yield None
+
+    def _join(self, rows: Sequence[Row], cache: Layers, mask: torch.Tensor) -> None:
         if self.rows:
-            width = max(width, self._mask.shape[1])
+            width = max(mask.shape[1], self._mask.shape[1])
             ours, theirs = _widen(self._cache, self._mask, width), _widen(cache, mask, width)
             cache = [(torch.cat([k, k2]), torch.cat([v, v2])) for (k, v), (k2, v2) in zip(ours[0], theirs[0], strict=True)]
             mask = torch.cat([ours[1], theirs[1]])
         self._cache, self._mask = cache, mask
         self.rows = [*self.rows, *rows]
-        return logits
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor:

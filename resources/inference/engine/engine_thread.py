@@ -36,7 +36,7 @@ from resources.inference.engine.text import Detokenizer, StopSearch
 CHECK_S = 1.0
 """Seconds between looks at whether the engine's thread lives while a caller waits for it: a step may take minutes."""
 MAX_JOIN_TOKENS = 256
-"""Tokens of prompts that are computed between two steps, as many as of a slice that is scored."""
+"""Tokens of prompts that join together, as many as of a slice that is scored."""
 MAX_WAITING, MAX_WAITING_EACH = 4096, 512
 """Answers that wait for a slot, of all tenants and of each. A request has up to 128."""
 UNNAMED = Share()
@@ -98,6 +98,14 @@ class Scoring:
         self.cancelled.set()
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Prefill:
+    """Requests whose prompts are being computed, one slice between two steps."""
+
+    generations: list[Generation]
+    slices: Iterator[torch.Tensor | None]
+
+
 class Engine:
     """The base model with its adapters. Thread-safe; :meth:`close` ends the thread."""
 
@@ -117,6 +125,8 @@ class Engine:
         self._batch = Batch(model, routing, pad=pad, device=self.device)
         self._make_batch: Callable[[], Batch] = lambda: Batch(model, routing, pad=pad, device=self.device)
         self._active: dict[int, Generation] = {}
+        """In the batch or in a prefill."""
+        self._prefills: list[Prefill] = []
         self._attached: set[str] = set()
         self._turns: FairTurns[Generation] = FairTurns(
             max_rows=max_batch, max_join_tokens=MAX_JOIN_TOKENS, max_waiting=MAX_WAITING, max_waiting_each=MAX_WAITING_EACH
@@ -294,9 +304,10 @@ class Engine:
                 commands, self._commands = self._commands, deque()
                 self._turns.drop(lambda g: g.cancelled.is_set())
                 stay = [g for g in self._active.values() if not g.cancelled.is_set()]
-                for g in stay:  # each got a token in the last step
-                    self._turns.charge(g.share)
-                joining = self._turns.take(Counter(g.share.tenant for g in stay))
+                for g in stay:
+                    if g.row.generated:  # it got a token in the last step
+                        self._turns.charge(g.share)
+                joining = self._turns.take(Counter(g.share.tenant for g in stay), newcomers_only=bool(self._prefills))
             for command in commands:
                 command()
             try:
@@ -333,16 +344,25 @@ class Engine:
             scoring.emit(None)
 
     def _advance(self, joining: list[Generation]) -> None:
-        """Prefill the joining rows and pick their first token, so that it waits for no other row, then run one step of all rows."""
+        """Compute a slice of each prefill, and the first token of those that end, so that it waits for no other row; then run one step of
+        all rows."""
         self._drop([g for g in self._active.values() if g.cancelled.is_set()])
         lost = [g for g in joining if g.row.adapter is not None and g.row.adapter not in self._attached]
         self._end_with_error(lost)
         joining = [g for g in joining if g not in lost]
         if joining:
             self._active |= {id(g.row): g for g in joining}
-            self._accept(joining, self._batch.join([g.row for g in joining]))
+            self._prefills.insert(0, self._prefill(joining))
+        for prefill in list(self._prefills):
+            logits = next(prefill.slices)
+            if logits is not None:
+                self._prefills.remove(prefill)
+                self._accept(prefill.generations, logits)
         if self._batch.rows:
             self._accept([self._active[id(r)] for r in self._batch.rows], self._batch.step())
+
+    def _prefill(self, generations: list[Generation]) -> Prefill:
+        return Prefill(generations=generations, slices=self._batch.prefill([g.row for g in generations]))
 
     def _accept(self, generations: Sequence[Generation], logits: torch.Tensor) -> None:
         self._drop([g for g, row_logits in zip(generations, logits, strict=True) if self._pick_token(g, row_logits)])
@@ -390,10 +410,12 @@ class Engine:
         for g in generations:
             self._active.pop(id(g.row), None)
         self._batch.leave([g.row for g in generations])
+        rests = [(p, [g for g in p.generations if id(g.row) in self._active]) for p in self._prefills]
+        self._prefills = [p if len(rest) == len(p.generations) else self._prefill(rest) for p, rest in rests if rest]
 
     def _fail(self, joining: Iterable[Generation]) -> None:
         self._end_with_error(list({id(g): g for g in [*self._active.values(), *joining]}.values()))
-        self._active = {}
+        self._active, self._prefills = {}, []
         self._batch = self._make_batch()
 
     def _end_with_error(self, generations: Sequence[Generation]) -> None:

@@ -5,8 +5,8 @@
    of equals, the one that has waited longest. A tenant that comes back starts level with the least served of the present ones, so that it
    can neither save up nor owe.
 3. A tenant's own requests join in the order in which they came.
-4. Prompts that join in one step have at most `max_join_tokens` tokens together, or are one: a step does not get longer than that. Those of
-   tenants with no running request join a busy batch without the others'.
+4. Prompts that join together have at most `max_join_tokens` tokens, or are one. Those of tenants with no running request join a busy batch
+   without the others', and do not wait for prompts that are being computed.
 
 Tokens of a prompt count half as much as those of an answer. The counter is that of "Fairness in Serving Large Language Models"
 (https://arxiv.org/abs/2401.00588).
@@ -85,13 +85,13 @@ class FairTurns(Generic[T]):
         if len(self._tenants) > MAX_KNOWN:
             self._tenants = {name: one for name, one in self._tenants.items() if self._is_present(name)}
 
-    def take(self, running: Counter[str]) -> list[T]:
-        """Return the requests that join now, beside those that are `running`, by tenant."""
+    def take(self, running: Counter[str], *, newcomers_only: bool = False) -> list[T]:
+        """Return the requests that join now, beside those that are `running`, by tenant; or only those of tenants with none."""
         self._running = running
         taken: list[T] = []
         tokens, is_busy, newcomers = 0, bool(running), False
         while (name := self._turn()) is not None:
-            if is_busy and newcomers and self._running[name]:
+            if self._running[name] and (newcomers_only or (is_busy and newcomers)):
                 break
             newcomers = newcomers or not self._running[name]
             number = self._tenants[name].waiting[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -58,6 +60,33 @@ def test_a_tenant_has_its_share_and_leaves_the_others_theirs() -> None:
         assert sorted(work.at_it) == ["a1", "a2", "a4", "b1"]
 
     anyio.run(scenario)
+
+
+def test_a_place_that_comes_as_the_wait_ends_does_not_blame_the_other_tenants() -> None:
+    async def scenario() -> None:
+        turns, ends = TenantLimiter(total=9, each=1, wait_s=0.05), asyncio.Event()
+
+        async def hold() -> None:
+            async with turns.turn("a"):
+                await ends.wait()
+
+        async def wait() -> FtError | None:
+            try:
+                async with turns.turn("a"):
+                    return None
+            except FtError as error:
+                return error
+
+        holder = asyncio.create_task(hold())
+        await asyncio.sleep(0)
+        waiter = asyncio.create_task(wait())
+        await asyncio.sleep(0.01)
+        ends.set()  # its place is released in the loop's next round, and the wait's time is over in the same one
+        time.sleep(0.1)
+        await holder
+        assert isinstance(await waiter, RateLimited)
+
+    asyncio.run(scenario())
 
 
 def test_who_waits_long_enough_has_a_turn() -> None:
