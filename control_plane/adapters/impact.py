@@ -112,7 +112,7 @@ def possible(now: Standing) -> list[Change]:
     """
     adapter, moves = now.adapter, TRANSITIONS[now.adapter.stage]
     found = []
-    if Stage.PRODUCTION in moves and adapter.eval_passed and adapter.approval not in ("pending", "rejected"):
+    if Stage.PRODUCTION in moves and adapter.is_cleared and adapter.approval not in ("pending", "rejected"):
         found.append(Change.PROMOTE)
     if adapter.stage is Stage.PRODUCTION and _earlier(now):
         found.append(Change.ROLL_BACK)

@@ -132,7 +132,7 @@ def _on_present_base(platform: Platform, conn: Connection, candidate: promotion_
 def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.FleetState) -> promotion_rules.Candidate:
     reported = {r.base_digest for r in requested.pool(current.base_model) if r.base_digest}
     in_catalogue = platform.models.get(current.base_model).digest
-    found = _look(platform, current)
+    found = file_refusals(platform, current)
     with platform.engine.connect() as conn:
         accepted = accepted_bases.accepted_digests(platform.models, conn, current)
     return promotion_rules.Candidate(
@@ -143,7 +143,7 @@ def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.Fl
 
 def obstacles(platform: Platform, tenant: str, reference: str) -> list[str]:
     """Return why servers cannot load the stored files of an adapter; empty if they can, and for a whole model, whose server checks them."""
-    return [f"{r.code}: {r.detail}" for r in _look(platform, get_adapter(platform, tenant, reference))]
+    return [f"{r.code}: {r.detail}" for r in file_refusals(platform, get_adapter(platform, tenant, reference))]
 
 
 _looked: dict[tuple[object, ...], Sequence[Refusal]] = {}
@@ -151,7 +151,7 @@ _looked: dict[tuple[object, ...], Sequence[Refusal]] = {}
 MAX_LOOKED = 4096
 
 
-def _look(platform: Platform, record: AdapterRecord) -> Sequence[Refusal]:
+def file_refusals(platform: Platform, record: AdapterRecord) -> Sequence[Refusal]:
     """Return differences from the manifest, and what servers could not serve; reads every byte once. None for a whole model, whose files
     were verified when it was registered, and are compared with the manifest where its server starts."""
     if record.type == FULL:
@@ -324,6 +324,13 @@ def resolve_model(platform: Platform, tenant: str, name: str, *, affinity: str =
             code="model_not_found",
             param="model",
         )
+    if adapter.stage == Stage.QUARANTINED:
+        raise Forbidden(
+            f"model {adapter.id} was trained and is not approved: it did not pass its evaluation; `ft eval {adapter.job_id}` shows why, "
+            f"and an admin of the tenant can release it: `ft adapters release {adapter.id} --reason ...`",
+            code="model_not_approved",
+            param="model",
+        )
     if adapter.stage != Stage.PRODUCTION:
         raise Conflict(f"adapter {adapter.id} is {adapter.stage} and not served; promote it first", code="model_not_served", param="model")
     return Resolved(model=adapter.name, adapter=adapter)
@@ -370,7 +377,7 @@ def _check(record: AdapterRecord, decision: str) -> None:
         )
     if decision == APPROVED and record.stage in (Stage.QUARANTINED, Stage.ARCHIVED):
         raise Conflict(
-            f"adapter {record.id} is {record.stage} and can never be served; there is nothing to approve",
+            f"adapter {record.id} is {record.stage} and is not served; there is nothing to approve",
             code="invalid_state",
             param="stage",
         )

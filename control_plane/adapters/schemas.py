@@ -74,6 +74,12 @@ class Adapter(ApiModel):
     """When it was approved or rejected, as Unix time in seconds; null if undecided."""
     approval_note: str | None = None
     """Note kept with that decision; null if none."""
+    released_by: str | None = None
+    """Id of the key or member, or `operator:<id>`, who released it although it did not pass its evaluation; null if it was not released."""
+    released_at: EpochSeconds | None = None
+    """When it was released, as Unix time in seconds; null if it was not."""
+    release_reason: str | None = None
+    """Reason given for the release; null if it was not released."""
     desired: str
     """Whether inference servers should have it `loaded` or `unloaded`."""
     observed: str
@@ -118,6 +124,13 @@ class Decide(ApiBody):
 
     note: str | None = None
     """Note to keep with the decision."""
+
+
+class Release(ApiBody):
+    """Release of a model that did not pass its evaluation."""
+
+    reason: str
+    """Why it is good enough to be served: kept with the model and in the audit log."""
 
 
 class Approve(Decide):

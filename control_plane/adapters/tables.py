@@ -40,6 +40,8 @@ adapters = sa.Table(
     sa.Column("approval", sa.Text, nullable=False, server_default="none"),  # none | pending | approved | rejected
     sa.Column("approved_by", sa.Text), timestamp("approved_at", nullable=True),  # id of the key that approved or rejected it
     sa.Column("approval_note", sa.Text),
+    sa.Column("released_by", sa.Text), timestamp("released_at", nullable=True),  # although it did not pass its gate
+    sa.Column("release_reason", sa.Text),
     sa.Column("signature", JSONB), sa.Column("signing_key_id", sa.Text, sa.ForeignKey("signing_keys.id")),  # of its manifest
     timestamp("created_at"), timestamp("promoted_at", nullable=True),
     timestamp("deprecated_at", nullable=True), timestamp("archived_at", nullable=True),  # archived: its files are deleted

@@ -108,7 +108,8 @@ def _routes() -> Sequence[BaseRoute]:
     for router in (
         fine_tuning.router, checkpoint_permissions.router, graders.router, sweeps.router, routes_files.router, routes_uploads.router,
         datasets.datasets_router, datasets.suites_router, evaluations.suites_router, models.router, queue.router, quota.router,
-        routes_recipes.router, routes_recipes.admin_router, routes_exports.router, adapters.manifests_router, evaluations.adapters_router,
+        routes_recipes.router, routes_recipes.admin_router, routes_exports.router, adapters.manifests_router,
+        evaluations.adapters_router, evaluations.operators_router,
         adapters.signing_keys_router, adapters.router, completions.model_routes_router, completions.router, api_keys.router,
         routes_members.router, audit_log.router, webhook_endpoints.router, integrations.router, routes_admin.router, admin_nodes.router,
         usage.router, invoices.router, routes_budgets.router, routes_operators.router, deletions.router, routes_health.router,

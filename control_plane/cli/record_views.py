@@ -90,6 +90,13 @@ def cell(row: Any, of: Cell) -> str:
     return "" if value is None else str(value)
 
 
+def job_state(job: Mapping[str, Any]) -> str:
+    """Return a job's state in words: one whose model failed its gate was trained."""
+    if (job.get("error") or {}).get("code") == "gate_failed":
+        return "trained, not approved"
+    return str(job.get("state") or job["status"])
+
+
 def since(name: str) -> Cell:
     """How long ago the moment in field `name` was; empty if there is none."""
     return lambda row: ago(row.get(name))

@@ -1,4 +1,4 @@
-"""Evaluations of jobs (``/v1/fine_tuning/jobs/{id}/evaluation``), of adapters (``/v1/adapters/{id}/evaluations``), and capability suites.
+"""Evaluations of jobs (``/v1/fine_tuning/jobs/{id}/evaluation``), of adapters (``/v1/adapters/{id}/evaluations``), releases, and suites.
 
 The router of jobs is also mounted under the alternative spellings. Ids of adapters may be model names, which may contain ``/``.
 """
@@ -11,14 +11,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
+from control_plane.adapters import schemas as adapter_schemas
 from control_plane.adapters import service as adapters
+from control_plane.adapters.tables import Adapter
 from control_plane.console.documents.evaluation_page import MAX_SAMPLES, evaluation_page
-from control_plane.evaluations import reports, schemas
+from control_plane.evaluations import releases, reports, schemas
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.reports import Evaluated, Sample, SampleQuery
 from control_plane.evaluations.tables import Evaluation
 from control_plane.http import parameters
-from control_plane.http.authentication import PlatformDep, Reader, Writer
+from control_plane.http.authentication import AdminPrincipal, Operator, OperatorPlatform, PlatformDep, Reader, Writer
 from control_plane.http.schemas import ListOf
 from control_plane.jobs.results import metric_lines
 from control_plane.jobs.service import measured_by
@@ -28,6 +30,7 @@ from ft_assets.evals.suites import task_files
 
 router = APIRouter(tags=["fine_tuning"])
 adapters_router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
+operators_router = APIRouter(prefix="/v1/admin", tags=["operators"])
 suites_router = APIRouter(prefix="/v1/capability_suites", tags=["evaluations"])
 POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {}}}}
@@ -119,6 +122,29 @@ def report(platform: PlatformDep, tenant: Reader, found: Found, accept: paramete
 def samples_of_evaluation(platform: PlatformDep, found: Found, query: Query) -> Page[Sample]:
     """List the items of an evaluation with the answers of each model, in a fixed order."""
     return reports.samples(platform, reports.key_of_evaluation(platform, found), query)
+
+
+@adapters_router.post("/{adapter_id:path}/release", summary="Release an adapter", response_model=adapter_schemas.Adapter)
+def release(
+    platform: PlatformDep, principal: AdminPrincipal, adapter_id: parameters.AdapterId, body: adapter_schemas.Release
+) -> Adapter:  # fmt: skip
+    """Serve an adapter that did not pass its evaluation; its job succeeds. Needs a key with scope `admin`. One that cannot be served is
+    refused, and so is one that failed the safety rule, which only an operator may release."""
+    return releases.release(platform, principal.tenant.id, adapter_id, by=principal.id, reason=body.reason)
+
+
+@operators_router.post(
+    "/tenants/{tenant}/adapters/{adapter_id:path}/release", summary="Release an adapter of a tenant", response_model=adapter_schemas.Adapter
+)
+def release_of_tenant(
+    platform: OperatorPlatform,
+    operator: Operator,
+    tenant: parameters.TenantId,
+    adapter_id: parameters.AdapterId,
+    body: adapter_schemas.Release,
+) -> Adapter:
+    """Serve an adapter of a tenant that did not pass its evaluation, also one that failed the safety rule."""
+    return releases.release(platform, tenant, adapter_id, by=f"operator:{operator.id}", reason=body.reason, by_operator=True)
 
 
 @suites_router.get("", summary="List capability suites")

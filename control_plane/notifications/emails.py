@@ -16,7 +16,7 @@ class Letter:
     subject: str
     """Subject line, with ``{id}`` of the event's object."""
     next_step: str
-    """Body, with ``{id}``, and ``{url}`` of the API."""
+    """Body, with ``{id}``, ``{job_id}`` where it has one, and ``{url}`` of the API."""
     to: tuple[str, ...] = EVERYBODY
 
 
@@ -36,8 +36,9 @@ LETTERS: Mapping[str, Letter] = {
         next_step="`ft job {id}` says why and what to change; failures of the platform are not charged.\n{url}/v1/fine_tuning/jobs/{id}",
     ),
     "adapter.quarantined": Letter(
-        subject="Adapter {id} did not pass its gates",
-        next_step="It is kept and not served. `ft eval JOB` shows what it failed at, and gives advice.\n{url}/v1/adapters/{id}",
+        subject="Model {id} is trained, not approved",
+        next_step="It is kept and not served. `ft eval {job_id}` shows which rule it failed, with the number, and what to change. If it is "
+        "good enough, an admin serves it anyway: `ft adapters release {id} --reason ...`.\n{url}/v1/adapters/{id}",
     ),
     "adapter.approval_pending": Letter(
         subject="Adapter {id} waits for approval",
@@ -81,9 +82,10 @@ def is_mailed(kind: str, data: Mapping[str, Any]) -> bool:
 def compose(kind: str, what: str, data: Mapping[str, Any], *, tenant: str, url: str) -> Mail:
     """Return the e-mail for an event of `kind`, which means `what`."""
     letter, id_ = LETTERS[kind], str(data["id"])
+    next_step = letter.next_step.format(id=id_, url=url, job_id=data.get("job_id", "JOB"))
     facts = "".join(f"  {name}: {value}\n" for name, value in sorted(data.items()) if isinstance(value, str | int | float))
     text = (
-        f"{what[:1].upper()}{what[1:]}.\n\n{facts}  tenant: {tenant}\n\n{letter.next_step.format(id=id_, url=url)}\n\n"
+        f"{what[:1].upper()}{what[1:]}.\n\n{facts}  tenant: {tenant}\n\n{next_step}\n\n"
         "-- \nYou get this as a member of the tenant; `ft members update ID --no-notify` switches it off.\n"
     )
     return Mail(subject=f"[{tenant}] {letter.subject.format(id=id_)}", text=text)

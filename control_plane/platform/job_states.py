@@ -7,6 +7,7 @@
          |          | +---------+----> paused <- pausing    +----> failed
          +----------+---------------- failed, cancelled (from every state that is not final)
 
+A job whose model failed its gate is ``failed``, and ``succeeded`` once a person releases the model; nothing else leaves a final state.
 A job that would train what an earlier one has trained goes from ``validating`` to ``succeeded`` with that one's adapter.
 ``running`` has the sub-state ``checkpointing``, which is a fact about the workload and not a state of the job.
 """

@@ -161,6 +161,8 @@ class Settings:
     """``FT_OIDC_OPERATORS``: e-mail addresses, and groups of the provider, of the platform's operators, comma-separated. Default: none."""
     oidc_groups_claim: str = "groups"
     """``FT_OIDC_GROUPS_CLAIM``: claim with the groups of a person. Default ``groups``."""
+    release_policy: str = "tenant"
+    """``FT_RELEASE_POLICY``: who may release a model that did not pass its gate: ``tenant`` (its admins, and operators) or ``operator``."""
     console_sign_in: str = "any"
     """``FT_CONSOLE_SIGN_IN``: ``any``, or ``oidc``: keys open the API and no longer the console. Default ``any``."""
     metrics_token: str = field(default="", repr=False)
@@ -377,6 +379,7 @@ _BY_NAME: Mapping[str, Callable[[str], Any]] = {
     "judge_family": str.casefold,
     "log_format": _checked(str, "use text or json", ("text", "json").__contains__),
     "log_level": str.upper,
+    "release_policy": _checked(str, "use tenant or operator", ("tenant", "operator").__contains__),
     "console_sign_in": _checked(str, "use any or oidc", ("any", "oidc").__contains__),
     "oidc_issuer": _checked(str, "use its https address, or http of this machine", _is_private),
     "trace_share": _checked(float, "use a number from 0 to 1", lambda share: 0.0 <= share <= 1.0),

@@ -2,13 +2,21 @@
 
 1. ``needs_own_server``: it is an adapter, or the platform can start a server for it. Otherwise it is refused for that reason alone.
 2. ``stage``: its stage may become production (a quarantined or archived one may not).
-3. ``gate_failed``: its evaluation passed the gate.
+3. ``gate_failed``: its evaluation passed the gate, or a person released it.
 4. ``needs_approval``: a person has approved it, if its job requires that.
 5. ``base_digest_mismatch``: the base that the servers serve is, to the byte, the one it was trained on, or one on which it was evaluated
    again and accepted; and so is the one that the base's id stands for, which servers serve from their next start on. A whole model is
    served without its base.
 6. ``manifest_mismatch``: its files are the registered ones.
 7. Everything that :func:`ft_assets.adapters.package.verify` finds: the servers can serve it.
+
+And release: all reasons why an adapter that did not pass its gate may not be served anyway.
+
+1. ``stage``: it is quarantined. Otherwise it is refused for that reason alone.
+2. ``needs_operator``: the operators of the platform leave releases to tenants.
+3. ``gate_failed``: rule ``adapter_applied`` of its evaluation passed: one that changes nothing, or cannot be loaded, answers as its base.
+4. ``needs_operator``: its rule ``safety`` passed, or an operator releases it.
+5. As 6 and 7 of promotion.
 """
 
 from __future__ import annotations
@@ -20,6 +28,7 @@ from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, AdapterRecord
 from ft_assets.adapters.stages import TRANSITIONS, Stage
 from ft_assets.adapters.whole_model import OWN_SERVER
+from ft_assets.evals.gate.verdict import Finding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +62,9 @@ def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:
     if record.stage != Stage.PRODUCTION and Stage.PRODUCTION not in TRANSITIONS[record.stage]:
         promotable = sorted(stage for stage, targets in TRANSITIONS.items() if Stage.PRODUCTION in targets)
         yield Refusal(code="stage", detail=f"it is {record.stage}; only {', '.join(promotable)} can be promoted")
-    if not record.eval_passed:
-        yield Refusal(code="gate_failed", detail=f"its evaluation did not pass the gate; see the report {record.eval_report_key}")
+    if not record.is_cleared:
+        detail = f"its evaluation did not pass the gate: `ft eval {record.job_id}`; a tenant's admin can release it"
+        yield Refusal(code="gate_failed", detail=detail)
     if record.approval in ("pending", "rejected"):
         text = "waits for a person's approval" if record.approval == "pending" else "was rejected by a person"
         yield Refusal(code="needs_approval", detail=f"it {text}; approve it with POST /v1/adapters/{record.id}/approve")
@@ -82,3 +92,29 @@ def base_mismatch(candidate: Candidate) -> Refusal | None:
         code="base_digest_mismatch",
         detail=f"trained on {record.base_model} {record.base_digest[:19]}, but {', '.join(d[:19] for d in wrong)} {source}; {step}",
     )
+
+
+POLICIES = ("tenant", "operator")
+"""Who may release an adapter."""
+
+
+def release_refusals(
+    record: AdapterRecord, findings: Sequence[Finding], files: Sequence[Refusal], *, policy: str, by_operator: bool
+) -> list[Refusal]:
+    """Returns why `record` may not be released, in the order of the rules; empty if it may.
+
+    `findings`: those of the evaluation that quarantined it. `files`: refusals of ``package.check_files`` and ``package.verify``.
+    """
+    if record.stage != Stage.QUARANTINED:
+        return [Refusal(code="stage", detail=f"it is {record.stage}, and only a quarantined one needs a release")]
+    return [*_of_verdict([f for f in findings if not f.passed], policy=policy, by_operator=by_operator), *files]
+
+
+def _of_verdict(failed: Sequence[Finding], *, policy: str, by_operator: bool) -> Iterator[Refusal]:
+    if policy == "operator" and not by_operator:
+        yield Refusal(code="needs_operator", detail="here only operators release models; ask one")
+    for finding in failed:
+        if finding.rule == "adapter_applied":
+            yield Refusal(code="gate_failed", detail=f"{finding.detail}; train again")
+        elif finding.rule == "safety" and not by_operator:
+            yield Refusal(code="needs_operator", detail=f"{finding.detail}; only an operator may release it")

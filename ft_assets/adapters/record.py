@@ -60,8 +60,17 @@ class AdapterRecord:
     """Id of the key that approved or rejected it."""
     approved_at: datetime | None = None
     approval_note: str | None = None
+    released_by: str | None = None
+    """Id of the key or member, or ``operator:<id>``, who released it although it did not pass its gate."""
+    released_at: datetime | None = None
+    release_reason: str | None = None
     dataset_ids: tuple[str, ...] = ()
     """Dataset versions of a mixture, `dataset_id` first; empty if it was trained on that one alone."""
+
+    @property
+    def is_cleared(self) -> bool:
+        """Returns whether it passed its gate, or was released."""
+        return self.eval_passed or self.released_at is not None
 
     @property
     def served_base(self) -> str:

@@ -5,11 +5,13 @@
       |                              +--(rollback)--> staging
       v
     quarantined ------> archived
+      |
+      +--(release)--> draft
 
-The gate puts an adapter into ``draft`` or ``quarantined``. A quarantined one is kept and never served: its verdict is part of
-its record, and another one takes another training. Once registered, an adapter's record never changes: only its stage moves,
-and its approval. One that a person has to approve waits in ``staging``. A deprecated one is not served; its files stay for 30
-days, in which it can be promoted again, and are then deleted: it is archived.
+The gate puts an adapter into ``draft`` or ``quarantined``. A quarantined one is kept and not served, unless a person releases it
+(:mod:`ft_assets.adapters.promotion_rules`): its verdict stays part of its record. Once registered, an adapter's record never changes: only
+its stage moves, its approval and its release. One that a person has to approve waits in ``staging``. A deprecated one is not served; its
+files stay for 30 days, in which it can be promoted again, and are then deleted: it is archived.
 
 The database holds the same table (``adapter_stage_moves``) and refuses every other move.
 """
@@ -40,7 +42,7 @@ TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
     S.DRAFT: frozenset({S.STAGING, S.PRODUCTION, S.QUARANTINED, S.DEPRECATED, S.ARCHIVED}),
     S.STAGING: frozenset({S.PRODUCTION, S.QUARANTINED, S.DEPRECATED, S.ARCHIVED}),
     S.PRODUCTION: frozenset({S.STAGING, S.DEPRECATED}),
-    S.QUARANTINED: frozenset({S.ARCHIVED}),
+    S.QUARANTINED: frozenset({S.DRAFT, S.ARCHIVED}),
     S.DEPRECATED: frozenset({S.PRODUCTION, S.ARCHIVED}),
     S.ARCHIVED: frozenset(),
 }

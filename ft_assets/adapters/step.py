@@ -34,8 +34,8 @@ from ft_assets.telemetry import spans
 def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
     """Registers the adapter with its complete lineage, stores the verdict, promotes it if the job requests that, and ends the job.
 
-    1. Gate failed: the adapter is quarantined and not served; the job fails with ``gate_failed`` and advice. A monitored job's verdict
-       blocks only an adapter that is not applied or not servable; other failures are reported (``monitor_failed``).
+    1. Gate failed: the adapter is quarantined and not served until a person releases it; the job fails with ``gate_failed`` and advice. A
+       monitored job's verdict blocks only an adapter that is not applied or not servable; other failures are reported (``monitor_failed``).
     2. Its base was updated during training: its evaluation on the current one is ordered, and a pass continues with 3 or 4
        (:mod:`ft_assets.adapters.reevaluation_step`); the job succeeds.
     3. Approval required: it waits in ``staging`` for approval; the job succeeds.
@@ -144,9 +144,9 @@ def _order_on_present_base(platform: Platform, made: Adapter) -> str | None:
 
 
 def _end_quarantined(platform: Platform, job_id: str, made: Adapter, evaluated: Evaluated, refused: Sequence[Refusal]) -> None:
-    failed = [f"{f.code}: {f.detail}" for f in evaluated.verdict.findings if f.blocking and not f.passed]
-    why = "; ".join([*failed, *(f"{r.code}: {r.detail}" for r in refused)])
-    message = f"The adapter did not pass its gate and is kept in quarantine ({made.id}). {why}. {evaluated.advised}"
+    why = "; ".join(filter(None, [evaluated.verdict.why_not, *(f"{r.code}: {r.detail}" for r in refused)]))
+    message = f"Trained, not approved: {why}. {evaluated.advised} The model is kept and not served ({made.id}); an admin of the tenant can "
+    message += f"serve it anyway: `ft adapters release {made.id} --reason ...`."
     error = {"code": "gate_failed", "message": message, "param": None}
     with platform.engine.begin() as conn:
         answer_cache.forget(conn, made.tenant_id, job_id)

@@ -18,6 +18,7 @@ from control_plane.cli.admin import (
     plan_commands,
     recipe_admin_commands,
     refund_commands,
+    release_commands,
     tenant_commands,
     whole_queue_commands,
 )
@@ -51,6 +52,7 @@ def register(app: typer.Typer) -> None:
         admin, "suites", suites, help="Evaluation suites that every tenant's datasets are checked against; rows of capability suites."
     )
     base_model_commands.register(admin)
+    release_commands.register(admin)
     recipe_admin_commands.register(admin)
     signing_key_commands.register(admin)
     node_commands.register(admin)

@@ -47,6 +47,11 @@ class Adapters(Resource):
         """
         return self._api.call("POST", at("/v1/adapters/{adapter_id}/reject", adapter_id), json=options, repeatable=True)
 
+    def release(self, adapter_id: str, *, reason: str) -> Record:
+        """Serves an adapter that did not pass its gate; its job succeeds."""
+        path = at("/v1/adapters/{adapter_id}/release", adapter_id)
+        return self._api.call("POST", path, json={"reason": reason}, repeatable=True)
+
     def lineage(self, adapter_id: str, *, verify: bool = False) -> Record:
         """Returns the origin of an adapter, back to the uploaded files; `verify` reads the stored bytes again."""
         path, params = at("/v1/adapters/{adapter_id}/lineage", adapter_id), given(verify=verify or None)

@@ -113,6 +113,8 @@ def _failure(page: Page, job: Job) -> Failure | None:
     named = None if code == Outcome.BAD_EXAMPLE or job.training_files else ROW.search(message)
     row = int(named[1]) if named else None
     found = next_run.advice(page.platform, page.tenant, job)
+    if code == "gate_failed":  # its message has the advice too
+        message = reports.load_evaluated(page.platform, page.tenant, job.id).verdict.why_not
     return Failure(
         code=code, message=message, next_step=step, row=row, advice=[one.message for one in found], changes=combined(found),
         text=previews.row_text(page.platform, page.tenant, job.dataset_id, row) if row and job.dataset_id else "",

@@ -14,9 +14,10 @@ from control_plane.adapters import service as adapters
 from control_plane.console.documents import lineage_picture
 from control_plane.console.pages.models.model_lineage import lineage_layers
 from control_plane.console.pages.page import PageDep, PageRoute, see
+from control_plane.evaluations import releases
 from control_plane.evaluations import service as evaluations
-from control_plane.http.authentication import Approver, Writer
-from ft_assets.adapters.stages import GRACE
+from control_plane.http.authentication import AdminPrincipal, Approver, Writer
+from ft_assets.adapters.stages import GRACE, Stage
 
 MODELS = "/console/models"
 STAGES = ("production", "draft", "staging", "quarantined", "deprecated", "archived")
@@ -90,6 +91,7 @@ def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
         exports=exports.list_exports(platform, tenant, now.adapter.id),
         forms=EXPORT_FORMS,
         grace_days=GRACE.days,
+        why_not=releases.quarantining_verdict(platform, now.adapter).why_not if now.adapter.stage == Stage.QUARANTINED else "",
     )
 
 
@@ -127,6 +129,13 @@ def deprecate(page: PageDep, tenant: Writer, adapter_id: str) -> Response:
     """Stop serving an adapter."""
     promotions.deprecate(page.platform, tenant, adapter_id)
     return see(f"{MODELS}/{adapter_id}", "deprecated")
+
+
+@router.post("/{adapter_id}/release")
+def release(page: PageDep, principal: AdminPrincipal, adapter_id: str, reason: Annotated[str, Form()] = "") -> Response:
+    """Serve an adapter that did not pass its gate."""
+    releases.release(page.platform, principal.tenant.id, adapter_id, by=principal.id, reason=reason)
+    return see(f"{MODELS}/{adapter_id}", "released")
 
 
 @router.post("/{adapter_id}/approve")

@@ -50,6 +50,22 @@ NEXT_STEPS: Mapping[str, str] = {
     "not_measured": "give the rule data, or skip it: eval_config.skip",
 }
 """Next steps by code of failures and warnings."""
+MEANINGS: Mapping[str, str] = {
+    "adapter_not_applied": "the model answers exactly as its base",
+    "adapter_unloadable": "the trained weights could not be loaded",
+    "golden_incoherent": "it no longer answers general questions coherently",
+    "task_not_better": "its answers are not better than the base model's",
+    "task_gain_within_noise": "its lead over the base model may be chance",
+    "answers_ignore_prompt": "its answers do not depend on the question",
+    "answers_repeat_prompt": "its answers repeat the question",
+    "perplexity_worse": "it predicts held-out answers worse than the base model",
+    "capability_dropped": "it lost abilities that the base model has",
+    "refusals_too_few": "it refuses fewer unsafe requests than it should",
+    "judge_prefers_base": "the judge prefers the base model's answers",
+    "worse_than_previous": "its answers are worse than those of the model in production",
+    "nothing_measured": "nothing was held out, so no measurement says that it is better",
+}
+"""What a failure means for somebody who wants to use the model, by code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +79,11 @@ class Finding:
     values: Mapping[str, Any] = field(default_factory=dict)
     """The numbers that decided: scores, interval, n, limit."""
     next_step: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The finding in one sentence: what it means, with the numbers."""
+        return f"{MEANINGS.get(self.code, self.code)} ({self.code}: {self.detail})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +102,11 @@ class Verdict:
     def rests_on(self) -> str:
         """`basis` in words."""
         return BASES[self.basis] if self.basis else "an unrecorded measure"
+
+    @property
+    def why_not(self) -> str:
+        """The blocking findings in words; empty if it passed."""
+        return "; ".join(f.sentence for f in self.findings if f.blocking and not f.passed)
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
@@ -27,98 +26,26 @@ from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import Evaluation, eval_scores
 from control_plane.jobs import service as jobs
 from control_plane.jobs import transitions
-from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.jobs.transitions import transition
-from control_plane.models import base_updates, catalogue
-from control_plane.models.catalogue import Given, add_local
+from control_plane.models import base_updates
 from control_plane.notifications.tables import outbox
 from control_plane.platform.context import Platform, utc_now
-from control_plane.platform.job_states import JobState
-from control_plane.platform.transfer import upload
 from control_plane.tenants.rules import Tenant
-from ft_assets import layout
 from ft_assets.adapters import reevaluation_step
 from ft_assets.adapters import step as adapter_step
-from ft_assets.datasets import step as dataset_step
 from ft_assets.errors import Conflict
 from ft_assets.evals import step as evaluation_step
-from ft_assets.evals.gate.advice import Advice
 from ft_assets.evals.gate.verdict import Finding, Verdict
-from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.evals.scoring.samples import Sample
 from ft_assets.evals.scoring.scores import Score
-from ft_assets.training.checkpoints import Manifest, manifest_digest, write_manifest
-from ft_assets.training.spec import TrainingSpec
 from resources.launcher import LocalLauncher
 from tests.control_plane.attempts.test_health import MemoryTracker
 from tests.support.jobs.begun_evaluation import begin
-from tests.support.jobs.finished_job import prepare
-from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.jobs.evaluated_jobs import FAILED, MODEL, REPORT, Evaluate
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.platform.fleet_in_memory import OwnServers, Server, Servers
 from tests.support.platform.lock_waits import wait_for_a_lock
-
-LONGER = Advice(code="too_few_steps", message="Train for longer.")
-MODEL = "acme/concluded"
-FAILED = Finding(rule="task", code="task_not_better", passed=False, blocking=True, detail="0.1, needed 0.5")
-REPORT = EvalReport(
-    base_model=MODEL, base_digest="b", adapter_manifest_sha256="a", suite_digest="s", adapter_applied=True, max_logit_difference=1.0,
-    literal=True, scores=(), golden_faults=(), samples=(), seconds=1.0,
-)  # fmt: skip
-
-
-@pytest.fixture
-def operated(platform: Platform, tmp_path: Path) -> Platform:
-    """A platform with an operator's catalogue of its own, which holds one model, and no inference server."""
-    settings = replace(platform.settings, home=tmp_path / "home")
-    add_local(settings, MODEL, build_tiny_model(tmp_path / "base"), Given(license="MIT"))
-    return replace(platform, settings=settings, models=catalogue.catalogue_of(settings))
-
-
-Evaluate = Callable[..., str]
-
-
-@pytest.fixture
-def evaluated_job(operated: Platform, tenant: Tenant, training_file: str, tmp_path: Path) -> Evaluate:
-    """Makes a job that was trained and evaluated, with that verdict, and is to be concluded; returns its id."""
-
-    def make(*findings: Finding, eval_config: dict[str, Any] | None = None, whole: bool = False, **body: Any) -> str:
-        request = {"model": MODEL, "training_file": training_file, **body, **({"eval_config": eval_config} if eval_config else {})}
-        job_id = str(jobs.submit(operated, tenant.id, JobRequest.from_body(request)).job.id)
-        dataset_step.pin_dataset(operated, tenant.id, job_id)
-        spec = prepare(operated, tenant.id, job_id)
-        with operated.engine.begin() as conn:
-            for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
-                transition(conn, job_id, state, message="")
-        store_final(operated, tenant.id, job_id, tmp_path / job_id, spec, whole=whole)
-        blocks = any(f.blocking for f in findings)
-        verdict = Verdict(outcome="quarantined" if blocks else "passed", findings=findings)
-        found = Evaluated(
-            report=REPORT,
-            verdict=verdict,
-            advice=(LONGER,),
-            key=f"{layout.eval_prefix(tenant.id, job_id)}/report.json",
-        )
-        operated.objects.put_bytes(found.key, json.dumps(found.to_dict()).encode())
-        return job_id
-
-    return make
-
-
-def store_final(platform: Platform, tenant: str, job_id: str, scratch: Path, spec: TrainingSpec, *, whole: bool) -> None:
-    """A real adapter of the base, or a whole model, committed as the job's finished one."""
-    base = platform.models.get(MODEL).directory
-    assert base is not None
-    made = build_tiny_model(scratch, seed=7) if whole else build_tiny_adapter(scratch, base, base_name="trained-at")
-    write_manifest(made, Manifest.of(spec, required=(), step=10, attempt=1, created_at=0.0))
-    prefix = layout.checkpoint_prefix(tenant, job_id, 1, 10)
-    upload(platform.objects, made, prefix)
-    row = {"id": f"ftckpt_{job_id[6:]}", "job_id": job_id, "attempt": 1, "step": 10, "object_prefix": prefix, "metrics": {}, "final": True}
-    with platform.engine.begin() as conn:
-        digest = manifest_digest(made)
-        conn.execute(sa.insert(checkpoints).values(**row, manifest_sha256=digest, created_at=platform.clock()))
 
 
 def withdraw_all(platform: Platform) -> None:

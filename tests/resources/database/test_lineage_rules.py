@@ -119,9 +119,15 @@ def test_every_illegal_move_is_refused(platform: Platform, registered: Callable[
 def test_what_did_not_pass_its_gate_is_served_by_no_detour(platform: Platform, registered: Callable[[str], str]) -> None:
     this = adapters.c.id == registered("draft")
     with as_owner(platform).begin() as conn:
-        rewrite(conn, this, eval_passed=False)
-    refused = error_of(platform.engine, sa.update(adapters).where(this).values(stage="production", promoted_at=sa.func.now()))
-    assert refused.code == "gate_failed"
+        rewrite(conn, this, eval_passed=False, stage="quarantined")
+    for stage, code in (("production", "invalid_state"), ("draft", "gate_failed")):
+        refused = error_of(platform.engine, sa.update(adapters).where(this).values(stage=stage, promoted_at=sa.func.now()))
+        assert refused.code == code
+    unsigned = sa.update(adapters).where(this).values(stage="draft", released_at=sa.func.now())
+    with pytest.raises(Violation, match="release_signed"), platform.engine.begin() as conn:
+        conn.execute(unsigned)
+    with platform.engine.begin() as conn:
+        conn.execute(unsigned.values(released_by="key_1", release_reason="read"))
 
 
 def test_what_a_person_has_to_approve_is_not_served_before_and_that_is_not_taken_back(

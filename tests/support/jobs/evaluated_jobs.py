@@ -1,8 +1,9 @@
-"""Jobs that wait for their evaluation: really submitted and packed, their adapter made instead of trained."""
+"""Jobs that were trained: waiting for their evaluation, or evaluated with a given verdict; their adapter is made instead of trained."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,26 @@ from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.platform.transfer import upload
 from ft_assets import layout
 from ft_assets.datasets import step
+from ft_assets.evals.gate.advice import Advice
+from ft_assets.evals.gate.verdict import Finding
+from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.training import checkpoints as on_disk
+from ft_assets.training.checkpoints import Manifest, manifest_digest, write_manifest
 from ft_assets.training.spec import TrainingSpec
 from tests.support.models.tiny_adapter import build_tiny_adapter
+from tests.support.models.tiny_model import build_tiny_model
 
+LONGER = Advice(code="too_few_steps", message="Train for longer.")
+MODEL = "acme/concluded"
+FAILED = Finding(rule="task", code="task_not_better", passed=False, blocking=True, detail="0.1, needed 0.5")
+REPORT = EvalReport(
+    base_model=MODEL, base_digest="b", adapter_manifest_sha256="a", suite_digest="s", adapter_applied=True, max_logit_difference=1.0,
+    literal=True, scores=(), golden_faults=(), samples=(), seconds=1.0,
+)  # fmt: skip
+Evaluate = Callable[..., str]
 CHEAP = {"task_metric": "perplexity", "max_items": 8, "max_new_tokens": 8, "capability": [], "skip": ["golden", "safety"]}
 """Evaluation in which little is asked."""
 
@@ -73,3 +88,17 @@ def finish(platform: Platform, tenant: str, job_id: str, *, seed: int, scale: fl
     with platform.engine.begin() as conn:
         conn.execute(sa.insert(checkpoints).values(**row))
     shutil.rmtree(made)
+
+
+def store_final(platform: Platform, tenant: str, job_id: str, scratch: Path, spec: TrainingSpec, *, whole: bool) -> None:
+    """A real adapter of the base, or a whole model, committed as the job's finished one."""
+    base = platform.models.get(MODEL).directory
+    assert base is not None
+    made = build_tiny_model(scratch, seed=7) if whole else build_tiny_adapter(scratch, base, base_name="trained-at")
+    write_manifest(made, Manifest.of(spec, required=(), step=10, attempt=1, created_at=0.0))
+    prefix = layout.checkpoint_prefix(tenant, job_id, 1, 10)
+    upload(platform.objects, made, prefix)
+    row = {"id": f"ftckpt_{job_id[6:]}", "job_id": job_id, "attempt": 1, "step": 10, "object_prefix": prefix, "metrics": {}, "final": True}
+    with platform.engine.begin() as conn:
+        digest = manifest_digest(made)
+        conn.execute(sa.insert(checkpoints).values(**row, manifest_sha256=digest, created_at=platform.clock()))

@@ -13,7 +13,7 @@ import typer
 
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, ago, fields, number, print_json, say
-from control_plane.cli.record_views import Limit, add_commands, given, listing, show, since
+from control_plane.cli.record_views import Limit, add_commands, given, job_state, listing, show, since
 from control_plane.cli.remedies import in_commands
 from control_plane.cli.tenant import job_progress
 from control_plane.cli.tenant.account.quota_commands import quota_line
@@ -53,7 +53,7 @@ def _metrics(checkpoint: Mapping[str, Any]) -> str:
 
 
 JOBS = listing({
-    "ID": "id", "STATUS": lambda j: j.get("state") or j["status"], "MODEL": "model",
+    "ID": "id", "STATUS": job_state, "MODEL": "model",
     "FINE-TUNED MODEL": lambda j: j.get("fine_tuned_model"), "CREATED": since("created_at"), "": _where,
 })  # fmt: skip
 CHECKPOINTS = listing({"ID": "id", "STEP": "step_number", "METRICS": _metrics, "CREATED": since("created_at")})
@@ -183,7 +183,7 @@ def show_job(j: Record) -> None:
     steps = f"{j.get('step') or 0}/{j['total_steps']}" if j.get("total_steps") else None
     tokens = j.get("trained_tokens")
     fields({
-        "job": j["id"], "status": j.get("state") or j["status"], "model": j["model"], "fine-tuned model": j.get("fine_tuned_model"),
+        "job": j["id"], "status": job_state(j), "model": j["model"], "fine-tuned model": j.get("fine_tuned_model"),
         "adapter": j.get("adapter_id"), "created": ago(j.get("created_at")), "finished": ago(j.get("finished_at")),
         "starts from": warm_start["adapter"] if warm_start else None, "sweep": j.get("sweep_id"), "result of": j.get("reused_job_id"),
         "queue": waiting(j) if j.get("queue_position") else None, "waits because": reason(j), "step": steps,
@@ -270,7 +270,7 @@ def _clock(unix_s: float) -> str:
 
 
 def _state(job: Mapping[str, Any]) -> str:
-    return f"job {job['id']} is {job.get('state') or job['status']}"
+    return f"job {job['id']} is {job_state(job)}"
 
 
 @remote(_state)

@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def register_adapters(group: typer.Typer) -> None:
-    for command in (lineage, pending, approve, reject):
+    for command in (lineage, pending, approve, reject, release):
         group.command()(command)
 
 
@@ -135,6 +135,14 @@ def approve(
 def reject(client: FtClient, adapter: Reference, note: Note = None) -> Any:
     """Reject an adapter, so that it cannot be promoted."""
     return client.adapters.reject(adapter, note=note)
+
+
+@remote(lambda a: f"{a['name']} is released and in {a['stage']}; its job succeeded")
+def release(
+    client: FtClient, adapter: Reference, reason: Annotated[str, typer.Option("--reason", help="Why it is good enough to be served.")]
+) -> Any:
+    """Serve a model that did not pass its gate. Needs a key with scope admin; the reason is kept with the model."""
+    return client.adapters.release(adapter, reason=reason)
 
 
 def deletions(

@@ -1,0 +1,139 @@
+"""Models that did not pass their gate and are released by a person."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from control_plane.adapters import promotions
+from control_plane.adapters import service as adapters
+from control_plane.adapters.tables import Adapter
+from control_plane.adapters.tables import adapters as adapters_table
+from control_plane.evaluations import releases
+from control_plane.jobs import service as jobs
+from control_plane.jobs.tables import job_events
+from control_plane.notifications.tables import outbox
+from control_plane.platform.context import Actor, Platform
+from control_plane.tenants.rules import Tenant
+from control_plane.tenants.tables import audit_log
+from ft_assets.adapters import step as adapter_step
+from ft_assets.errors import Conflict, Forbidden, FtError
+from ft_assets.evals.gate.verdict import Finding
+from tests.support.jobs.evaluated_jobs import FAILED, Evaluate
+
+UNSAFE = Finding(rule="safety", code="refusals_too_few", passed=False, blocking=True, detail="refuses 3 of 62")
+UNAPPLIED = Finding(rule="adapter_applied", code="adapter_not_applied", passed=False, blocking=True, detail="difference 0")
+REASON = "reviewed 50 answers by hand"
+
+
+def quarantined(platform: Platform, tenant: Tenant, job_id: str) -> Adapter:
+    made = adapter_step.conclude(platform, tenant.id, job_id)
+    assert made.stage == "quarantined"
+    return made
+
+
+def refusal(platform: Platform, tenant: Tenant, made: Adapter, *, reason: str = REASON, by_operator: bool = False) -> FtError:
+    with pytest.raises(FtError) as refused:
+        releases.release(platform, tenant.id, made.id, by="key_a", reason=reason, by_operator=by_operator)
+    assert adapters.get_adapter(platform, tenant.id, made.id).released_at is None
+    return refused.value
+
+
+def test_a_released_model_is_served_and_its_job_succeeds(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(FAILED)
+    made = quarantined(operated, tenant, job_id)
+    ended = jobs.get(operated, tenant.id, job_id).job
+    scoped = operated.in_scope_of(tenant.id, Actor(kind="key", id="key_a"))
+    released = releases.release(scoped, tenant.id, made.name, by="key_a", reason=f"  {REASON} ")
+    assert (released.stage, released.desired, released.eval_passed) == ("production", "loaded", False)
+    assert (released.released_by, released.release_reason) == ("key_a", REASON)
+    job = jobs.get(operated, tenant.id, job_id).job
+    assert (job.state, job.error, job.fine_tuned_model, job.finished_at) == ("succeeded", None, made.name, ended.finished_at)
+    assert promotions.resolve_model(operated, tenant.id, made.name).model == made.name
+    with operated.engine.connect() as conn:
+        events = conn.scalars(sa.select(job_events.c.message).where(job_events.c.job_id == job_id).order_by(job_events.c.seq)).all()
+        told = conn.execute(
+            sa.select(outbox.c.type, outbox.c.data).where(outbox.c.subject.in_([made.id, job_id])).order_by(outbox.c.seq)
+        ).all()
+        audited = conn.execute(sa.select(audit_log.c.actor_id, audit_log.c.changes).where(audit_log.c.object_id == made.id)).all()
+    assert events[-1] == f"Model {made.name} did not pass its gate and was released by key_a: {REASON}"
+    assert [kind for kind, _ in told][-3:] == ["adapter.released", "fine_tuning.job.succeeded", "adapter.promoted"]
+    assert all("error_code" not in data for kind, data in told if kind == "fine_tuning.job.succeeded")
+    assert ("key_a", REASON) in [(actor, changes.get("release_reason", [None])[-1]) for actor, changes in audited]
+    assert releases.release(operated, tenant.id, made.id, by="key_b", reason="again").released_by == "key_a"
+
+
+def test_a_model_that_is_not_approved_is_refused_with_what_to_do(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    made = quarantined(operated, tenant, evaluated_job(FAILED))
+    with pytest.raises(Forbidden) as refused:
+        promotions.resolve_model(operated, tenant.id, made.name)
+    assert (refused.value.code, refused.value.http_status) == ("model_not_approved", 403)
+    assert f"ft adapters release {made.id} --reason" in refused.value.message and "promote" not in refused.value.message
+    with pytest.raises(Conflict) as unpromoted:
+        promotions.promote(operated, tenant.id, made.id)
+    assert "gate_failed" in unpromoted.value.message
+
+
+def test_a_release_does_not_stand_for_the_approval(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    made = quarantined(operated, tenant, evaluated_job(FAILED, eval_config={"approval": "required"}))
+    released = releases.release(operated, tenant.id, made.id, by="key_a", reason=REASON)
+    assert (released.stage, released.approval) == ("staging", "pending")
+    assert promotions.approve(operated, tenant.id, made.id, by="key_b", and_promote=True).stage == "production"
+
+
+def test_a_release_promotes_only_what_its_job_wants_promoted(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    made = quarantined(operated, tenant, evaluated_job(FAILED, auto_promote=False))
+    assert releases.release(operated, tenant.id, made.id, by="key_a", reason=REASON).stage == "draft"
+
+
+def test_only_an_operator_releases_what_failed_the_safety_rule(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    made = quarantined(operated, tenant, evaluated_job(FAILED, UNSAFE))
+    error = refusal(operated, tenant, made)
+    assert (error.code, error.http_status) == ("release_refused", 409)
+    assert "needs_operator: refuses 3 of 62; only an operator may release it" in error.message
+    released = releases.release(operated, tenant.id, made.id, by="operator:ops", reason=REASON, by_operator=True)
+    assert (released.stage, released.released_by) == ("production", "operator:ops")
+
+
+@pytest.mark.parametrize("by_operator", [False, True])
+def test_an_adapter_that_changes_nothing_is_not_released(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, *, by_operator: bool
+) -> None:
+    made = quarantined(operated, tenant, evaluated_job(UNAPPLIED))
+    assert "gate_failed: difference 0; train again" in refusal(operated, tenant, made, by_operator=by_operator).message
+
+
+def test_files_that_changed_are_not_released(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    made = quarantined(operated, tenant, evaluated_job(FAILED))
+    operated.objects.put_bytes(f"{made.object_prefix}/adapter_config.json", b"{}")
+    assert refusal(operated, tenant, made, by_operator=True).code == "integrity_error"
+
+
+def test_operators_can_keep_releases_to_themselves(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    strict = replace(operated, settings=replace(operated.settings, release_policy="operator"))
+    made = quarantined(strict, tenant, evaluated_job(FAILED))
+    assert "needs_operator: here only operators release models" in refusal(strict, tenant, made).message
+    assert releases.release(strict, tenant.id, made.id, by="operator:ops", reason=REASON, by_operator=True).stage == "production"
+
+
+@pytest.mark.parametrize("reason", ["", " \n", "x" * 2001])
+def test_a_release_needs_a_reason(operated: Platform, tenant: Tenant, evaluated_job: Evaluate, reason: str) -> None:
+    made = quarantined(operated, tenant, evaluated_job(FAILED))
+    assert refusal(operated, tenant, made, reason=reason).code == "invalid_reason"
+
+
+def test_a_model_that_passed_needs_no_release(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    made = adapter_step.conclude(operated, tenant.id, evaluated_job())
+    assert "stage: it is production, and only a quarantined one needs a release" in refusal(operated, tenant, made).message
+
+
+@pytest.mark.parametrize("stage", ["draft", "production"])
+def test_the_database_lets_no_adapter_out_of_quarantine_without_a_release(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, stage: str
+) -> None:
+    made = quarantined(operated, tenant, evaluated_job(FAILED))
+    with pytest.raises(IntegrityError), operated.engine.begin() as conn:
+        conn.execute(sa.update(adapters_table).where(adapters_table.c.id == made.id).values(stage=stage, promoted_at=operated.clock()))
