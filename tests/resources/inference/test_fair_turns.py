@@ -87,6 +87,15 @@ def test_prompts_of_one_step_are_bounded_but_one_always_joins() -> None:
     assert len(made.take(Counter(a=2, b=1, c=1))) == 2
 
 
+def test_only_tenants_without_a_request_join_while_prompts_are_computed() -> None:
+    made = turns()
+    fill(made, A, 2)
+    assert made.take(Counter(a=1), newcomers_only=True) == []
+    fill(made, B, 2)
+    assert made.take(Counter(a=1), newcomers_only=True) == ["b0"], "one: with it, its tenant has a request"
+    assert made.take(Counter(a=1, b=1)) == ["a0", "a1", "b1"]
+
+
 def test_more_requests_than_the_queue_takes_are_refused() -> None:
     made = turns(max_waiting=5, each=3)
     fill(made, A, 3)

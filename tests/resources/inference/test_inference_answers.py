@@ -9,19 +9,21 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from control_plane.serving.gateway import TENANT, WEIGHT
 from resources.inference import logprobs
 from resources.inference.answers import Call, Echo, events, parts
-from resources.inference.engine.batch import SLICE
-from resources.inference.engine.engine_thread import Engine, Generation, Scoring
+from resources.inference.engine.batch import PREFILL_SLICE, SLICE, Row
+from resources.inference.engine.engine_thread import Engine, Generation, Piece, Scoring
 from resources.inference.engine.fair_turns import Share
 from resources.inference.engine.sampler import Sampling
 from resources.inference.server import Server, create_app
@@ -60,6 +62,78 @@ def engine(tmp_path: Path) -> Iterator[Watched]:
         yield made
     finally:
         made.close()
+
+
+@contextmanager
+def between_steps(engine: Engine) -> Iterator[None]:
+    """Hold the engine's thread between two steps: what is submitted meanwhile has come at once."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        assert go_on.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(engine._between_steps, hold)
+        assert held.wait(60)
+        try:
+            yield
+        finally:
+            go_on.set()
+            waiting.result()
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_one_of_another_tenant(engine: Watched) -> None:
+    began, ended = list[str](), threading.Barrier(3)
+
+    def submit(name: str, num_tokens: int) -> None:
+        def emit(piece: Piece) -> None:
+            if piece.completion_tokens == 1:
+                began.append(name)
+            if piece.finish_reason:
+                threading.Thread(target=ended.wait, args=[60]).start()
+
+        prompt, share = [5 + n % 50 for n in range(num_tokens)], Share(tenant=name[0])
+        engine.submit(prompt, adapter=None, max_tokens=1, sampling=Sampling(), stops=[], share=share, emit=emit)
+
+    with between_steps(engine):
+        submit("a long", 3 * PREFILL_SLICE + 1)
+    with between_steps(engine):
+        submit("b short", 4)
+    ended.wait(60)
+    assert began == ["b short", "a long"]
+
+
+def test_prompts_in_slices_have_the_logits_of_whole_ones(engine: Watched) -> None:
+    prompts = [[5 + (7 * n + 3 * k) % 50 for n in range(length)] for k, length in enumerate((2 * PREFILL_SLICE + 5, 3, PREFILL_SLICE))]
+    model = engine._batch._model
+    with between_steps(engine), torch.inference_mode():
+        *unfinished, logits = engine._make_batch().prefill([Row(prompt=prompt, adapter=None) for prompt in prompts])
+        engine._batch._routing.set([None])
+        whole = torch.stack([model(input_ids=torch.tensor([prompt])).logits[0, -1] for prompt in prompts])
+    assert len(unfinished) >= 2 and not any(part is not None for part in unfinished)
+    assert logits is not None
+    torch.testing.assert_close(logits, whole.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_request_that_is_cancelled_during_its_prefill_leaves_the_others_whole(engine: Watched) -> None:
+    answers: dict[str, list[Piece]] = {"kept": [], "gone": [], "alone": []}
+
+    def submit(name: str, prompt: list[int]) -> Generation:
+        emit = answers[name].append
+        return engine.submit(prompt, adapter=None, max_tokens=4, sampling=Sampling(temperature=0), stops=[], emit=emit)
+
+    kept, gone = [5 + n % 50 for n in range(70)], [9 + n % 40 for n in range(90)]
+    with between_steps(engine):
+        submit("kept", kept)
+        cancelled = submit("gone", gone)
+    with between_steps(engine):  # after the first slice of both
+        cancelled.cancel()
+    until(lambda: bool(answers["kept"]) and answers["kept"][-1].finish_reason is not None)
+    submit("alone", kept)
+    until(lambda: bool(answers["alone"]) and answers["alone"][-1].finish_reason is not None)
+    assert "".join(p.text for p in answers["kept"]) == "".join(p.text for p in answers["alone"])
+    assert answers["gone"] == []
 
 
 def call(**given: Any) -> Call:
