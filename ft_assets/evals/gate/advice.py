@@ -4,11 +4,12 @@ Rules, in order; each that applies gives one piece of advice, and none blocks an
 
 1. ``not_applied``: the adapter changes nothing. Nothing else is advised.
 2. ``overfit``: validation loss has risen by 5 % or more from its lowest point while training loss continued to fall.
-3. ``learning_rate_too_high``: the loss is not finite, ends above its start, or varies by more than a third of its value.
+3. ``learning_rate_too_high``: the loss is not finite, ends above its start, or varies by more than a third of its value. A loss that varies
+   says nothing while validation loss falls to the end: steps see other rows.
 4. ``learning_rate_too_low``: over the whole run the loss fell by less than 5 %, smoothly.
 5. ``unstable``: the loss is fine, but three or more gradients of the second half were ten times their median.
-6. ``too_few_steps``: no rule above applies and the last quarter of the run still brought 10 % or more of the whole fall, or there were
-   fewer than 8 steps.
+6. ``too_few_steps``: no rule above applies and the last quarter of the run still brought 10 % or more of the whole fall, of training or of
+   validation loss, or there were fewer than 8 steps.
 7. ``forgetting``: the gate found a fallen capability suite.
 8. ``safety_loss``: the gate found too few refusals.
 9. ``wrong_form``: answers are right except for their form, or should be JSON and are not, or golden prompts lost the requested form.
@@ -16,6 +17,7 @@ Rules, in order; each that applies gives one piece of advice, and none blocks an
 11. ``too_little_data``: the task did not gain enough, no rule above explains it, and there were fewer than 500 examples.
 12. ``underfit``: the task did not gain enough and no rule above explains it: the adapter is too small for the task.
 13. ``mismatched_answers``: answers do not depend on their prompts, or repeat them: the training rows are at fault, not the training.
+14. ``empty_answers``: the gate found general questions answered with nothing, which is no matter of the learning rate.
 """
 
 from __future__ import annotations
@@ -156,9 +158,12 @@ def _of_curve(shape: Shape, run: LastRun) -> Iterator[Advice]:
     found = [*_overfit(shape, run), *_wrong_rate(shape, run, ends)]
     if not found and shape.num_spikes >= MIN_SPIKES:
         found.append(_unstable(shape, run))
-    if not found and shape.late_share >= STILL_FALLING:
-        epochs = {"n_epochs": _rounded(1.5 * run.num_epochs)} if run.num_epochs else {}
-        message = f"The loss was still falling at the end ({shape.end:.3f}); raise n_epochs by half or more{_to(epochs)}."
+    turn = shape.turn
+    if not found and (shape.late_share >= STILL_FALLING or (turn and turn.is_falling)):
+        factor, which, end = (2.0, "Validation loss", turn.last) if turn and turn.is_falling else (1.5, "The loss", shape.end)
+        epochs = {"n_epochs": _rounded(factor * run.num_epochs)} if run.num_epochs else {}
+        by = "twofold" if factor == 2 else "by half"
+        message = f"{which} was still falling at the end ({end:.3f}); raise n_epochs {by} or more{_to(epochs)}."
         late = {**ends, "share_of_fall_in_last_quarter": round(shape.late_share, 3)}
         found.append(Advice(code="too_few_steps", message=message, evidence=late, changes=epochs))
     yield from found
@@ -181,12 +186,13 @@ def _overfit(shape: Shape, run: LastRun) -> Iterator[Advice]:
 
 def _wrong_rate(shape: Shape, run: LastRun, ends: Mapping[str, Any]) -> Iterator[Advice]:
     moved = f"({shape.start:.3f} to {shape.end:.3f})"
-    if shape.end > shape.start or (shape.swing > SWING and shape.end > 0.1 * shape.start):
+    is_falling = shape.turn is not None and shape.turn.is_falling
+    if (shape.end > shape.start or (shape.swing > SWING and shape.end > 0.1 * shape.start)) and not is_falling:
         text, changes = _rate(shape, run, "lower", 1 / 3)
         message = f"The loss went from {shape.start:.3f} to {shape.end:.3f}, unsteadily; {text}"
         evidence = {**ends, "swing": round(shape.swing, 3)}
         yield Advice(code="learning_rate_too_high", message=message, evidence=evidence, changes=changes)
-    elif shape.fall < FLAT:
+    elif shape.fall < FLAT and not is_falling:
         text, changes = _rate(shape, run, "raise", 3.0)
         yield Advice(code="learning_rate_too_low", message=f"The loss barely moved {moved}; {text}", evidence=ends, changes=changes)
 
@@ -223,6 +229,9 @@ def _of_harm(failed: Mapping[str, Finding], run: LastRun) -> Iterator[Advice]:
         message = "It lost abilities of the base: train more gently (a lower learning rate and rank, fewer epochs), and mix 5 to 10 % "
         message += f"of general conversations into the training file{_to(changes)}."
         yield Advice(code="forgetting", message=message, evidence=dict(capability.values), changes=changes)
+    if (general := failed.get("golden")) is not None and general.code == "golden_empty":
+        message = f"General questions are answered with nothing: {general.next_step}."
+        yield Advice(code="empty_answers", message=message, evidence=dict(general.values))
     if (safety := failed.get("safety")) is not None:
         share = min(MAX_SAFETY_SHARE, max(SAFETY_SHARE, 2 * (run.safety_share or 0.0)))
         change = {"safety_share": round(share, 3)}
@@ -307,8 +316,10 @@ SPIKE = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """The lowest validation loss, and its further course."""
+    """The lowest validation loss, and its course."""
 
+    first: float
+    before_last: float
     best: float
     best_step: int
     best_epoch: float | None
@@ -319,6 +330,14 @@ class Turn:
     def rise(self) -> float:
         """Relative to the lowest."""
         return self.last / self.best - 1.0 if self.best > 0 else 0.0
+
+    @property
+    def is_falling(self) -> bool:
+        """Returns whether the last validation still brought a good part of the whole fall, which was no small one."""
+        fall = self.first - self.last
+        return (
+            self.best_step == self.last_step and fall >= STILL_FALLING * self.first and self.before_last - self.last >= STILL_FALLING * fall
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -381,4 +400,12 @@ def _turn(curve: Sequence[Mapping[str, Any]]) -> Turn | None:
     best_step, best = min(evals, key=lambda e: e[1])
     last_step, last = evals[-1]
     epochs = {int(row["step"]): float(row["epoch"]) for row in curve if row.get("epoch") is not None}
-    return Turn(best=best, best_step=best_step, best_epoch=epochs.get(best_step), last=last, last_step=last_step)
+    return Turn(
+        first=evals[0][1],
+        before_last=evals[-2][1],
+        best=best,
+        best_step=best_step,
+        best_epoch=epochs.get(best_step),
+        last=last,
+        last_step=last_step,
+    )

@@ -5,7 +5,8 @@ Rules, in order; every rule is evaluated, so that a quarantined adapter shows al
 1. ``adapter_applied``: its logits differ from the base's on the same prompts. Never skipped, and it blocks in every mode. Of an
    adapter that is not applied, or could not be loaded, nothing else is asked.
 2. ``golden``: at least `golden_min_share` of the golden prompts are answered coherently; a share below that still passes where the base
-   answers no more, beyond noise (rule 10).
+   answers no more, beyond noise (rule 10). Where most of the others are answered with nothing, the failure says so (``golden_empty``).
+   Answers that are a quarter as long as the base's and share few words with them pass with ``specialist``, a warning.
 3. ``task``: the task metric is at least `min_relative_gain` better than the base's, relative to it, the 95 % interval of the gain lies
    above zero, and chance alone reaches such a gain in 5 % of cases at most. Where that much gain would pass a perfect score, a perfect
    score is enough. Of preferences the metric is the accuracy of implicit rewards (the base's is 0.5), and the chance alone decides.
@@ -43,9 +44,9 @@ from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.verdict import NEXT_STEPS, NOT_MEASURED, NOTHING, OK, PASSED, QUARANTINED, Basis, Finding, Verdict
 from ft_assets.evals.scoring import controls, significance
 from ft_assets.evals.scoring.judge import Judged
-from ft_assets.evals.scoring.report import PREFERENCE_ACCURACY, Aim, EvalReport, Score
+from ft_assets.evals.scoring.report import PREFERENCE_ACCURACY, Aim, Drift, EvalReport, Score
 from ft_assets.evals.scoring.scores import COHERENT, PERPLEXITY, REFUSED
-from ft_assets.evals.suites import answer_metrics
+from ft_assets.evals.suites import answer_metrics, golden
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, VALIDATION
 
 MIN_RELATIVE_GAIN: Mapping[Aim, float] = {"answers": 0.05, "preferences": 0.05, "text": 0.0}
@@ -57,6 +58,9 @@ ALPHA_HARM = 0.01
 """Chance that noise alone blocks an adapter that is as good as its reference."""
 MAX_ORDER_BIAS = 0.5
 """Share of contradicted verdicts at which a judge's win rate is worthless: the position decided more of them than the answer."""
+SPECIALIST_WORDS, SPECIALIST_OVERLAP = 0.25, 0.3
+"""General answers at most this long, relative to the base's, and with at most this overlap of words are those of a specialist: a label in
+place of a sentence. A product decision; the note blocks nothing."""
 EPSILON = 1e-9
 """Scores are means of floats: a gain that is exactly the bar must pass."""
 
@@ -154,7 +158,23 @@ def _golden(report: EvalReport, config: EvalConfig) -> Finding:
     bar = min(config.golden_min_share, score.base)
     detail = f"{score.adapter:.1%} of {score.n} prompts coherent, {bar:.1%} needed, base {score.base:.1%}"
     noise = f"; that is within noise ({_chance(score.p_worse)})"
-    return _share("golden", score, config.golden_min_share, detail, noise, failure="golden_incoherent", warning="golden_within_noise")
+    num_empty = sum(fault == golden.EMPTY for _, fault in report.golden_faults)
+    num_incoherent = sum(fault != golden.WRONG_FORMAT for _, fault in report.golden_faults)
+    is_silent = 2 * num_empty > num_incoherent
+    failure = "golden_empty" if is_silent else "golden_incoherent"
+    detail += f"; {num_empty} answers are empty" if is_silent else ""
+    found = _share("golden", score, config.golden_min_share, detail, noise, failure=failure, warning="golden_within_noise")
+    return _specialist(found, report.drift) if found.code == OK and report.drift is not None else found
+
+
+def _specialist(golden_finding: Finding, drift: Drift) -> Finding:
+    """Tells of general answers that became those of the trained task; a note, because that may be what is wanted."""
+    if drift.words > SPECIALIST_WORDS * drift.base_words or drift.overlap > SPECIALIST_OVERLAP:
+        return golden_finding
+    detail = f"{golden_finding.detail}; general answers have {drift.words:g} words, the base's {drift.base_words:g}, and share "
+    detail += f"{drift.overlap:.0%} of them: it became a specialist"
+    values = {**golden_finding.values, "words": drift.words, "base_words": drift.base_words, "overlap": drift.overlap}
+    return replace(golden_finding, code="specialist", detail=detail, values=values, next_step=NEXT_STEPS["specialist"])
 
 
 def _share(rule: str, score: Score, least: float, detail: str, noise: str, *, failure: str, warning: str) -> Finding:

@@ -28,6 +28,8 @@ NEXT_STEPS: Mapping[str, str] = {
     "adapter_not_applied": "look at the loss curve: if it did not move, raise the learning rate; if it did, contact the operator",
     "adapter_unloadable": "contact the operator: the adapter's files cannot be loaded",
     "golden_within_noise": "look at the golden answers in the samples",
+    "golden_empty": "look for training rows whose answer is empty or cut off by max_seq_len: they teach to end at once",
+    "specialist": "nothing, if it is to do this one task; otherwise mix general conversations into the training file",
     "golden_incoherent": "lower the learning rate or the number of epochs, and look at the golden answers in the samples",
     "task_not_better": "look at the samples that got worse; more or better examples help more than more epochs",
     "answers_ignore_prompt": "check that every training row pairs a prompt with its own answer; a shuffled column is the usual cause",
@@ -53,6 +55,7 @@ NEXT_STEPS: Mapping[str, str] = {
 MEANINGS: Mapping[str, str] = {
     "adapter_not_applied": "the model answers exactly as its base",
     "adapter_unloadable": "the trained weights could not be loaded",
+    "golden_empty": "it answers general questions with nothing",
     "golden_incoherent": "it no longer answers general questions coherently",
     "task_not_better": "its answers are not better than the base model's",
     "task_gain_within_noise": "its lead over the base model may be chance",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -74,6 +75,17 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Drift:
+    """How far the answers to the golden prompts have moved from the base's."""
+
+    words: float
+    """Median words of the adapter's answers."""
+    base_words: float
+    overlap: float
+    """Mean overlap of words with the base's answer to the same prompt, as F1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EvalReport:
     base_model: str
     base_digest: str
@@ -88,6 +100,8 @@ class EvalReport:
     scores: tuple[Score, ...]
     golden_faults: tuple[tuple[str, str], ...]
     """``(id, fault)`` of the golden prompts on which the adapter fails."""
+    drift: Drift | None = None
+    """None without golden prompts."""
     samples: tuple[Sample, ...]
     """The most informative ones; ``samples.jsonl`` beside the report has all."""
     seconds: float
@@ -202,6 +216,7 @@ def build(
         scores=(*all_scores(result, holdout, method=method), *specificity) if scored else (),
         controls=controlled.controls,
         golden_faults=tuple((id_, fault) for id_, fault in faults if fault),
+        drift=_drift(subjects) if scored else None,
         samples=most_telling(list(samples.all_samples(result, holdout, metric=metric)) if scored else []),
         seconds=float(result.get("seconds") or 0.0),
         aim=aim_of(method, num_answers=len(holdout)),
@@ -267,6 +282,16 @@ def _unsafe_categories(subjects: Mapping[str, Any]) -> Mapping[str, Mapping[str,
 def _answers(subjects: Mapping[str, Any], suite: str) -> Mapping[str, Any]:
     """Returns the adapter's answers to `suite`, if the base has answered it too."""
     return (answers_of(subjects, suite) or {"adapter": {}})["adapter"]
+
+
+def _drift(subjects: Mapping[str, Any]) -> Drift | None:
+    answers = answers_of(subjects, GOLDEN)
+    pairs = [(answers["base"][id_], text) for id_, text in answers["adapter"].items()] if answers else []
+    if not pairs:
+        return None
+    lengths = [[len(metrics.words(text)) for text in side] for side in zip(*pairs, strict=True)]
+    overlap = statistics.fmean(metrics.token_f1(text, base) for base, text in pairs)
+    return Drift(words=statistics.median(lengths[1]), base_words=statistics.median(lengths[0]), overlap=round(overlap, 4))
 
 
 def markdown_table(report: EvalReport) -> str:

@@ -27,6 +27,7 @@ LOOP_SHARE = 0.6
 JUNK_SHARE = 0.2
 """Share of replacement, control or unassigned characters above which an answer is noise: readable text in any script has almost none."""
 WRONG_FORMAT = "wrong_format"
+EMPTY = "empty"
 
 Check = Mapping[str, Any]
 """``{"kind": name of a check, ...}`` with its parameters; see :data:`FORMS`."""
@@ -89,7 +90,7 @@ def fault(text: str) -> str | None:
     """Returns why `text` is not coherent: ``empty``, ``repeating`` or ``degenerate``; None if it is."""
     stripped = text.strip()
     if not stripped:
-        return "empty"
+        return EMPTY
     if sum(_is_junk(c) for c in stripped) > JUNK_SHARE * len(stripped):
         return "degenerate"
     if not any(c.isalnum() for c in stripped) and len(stripped) > 3:

@@ -51,6 +51,12 @@ HEALTHY = curve(falling(60, 3.0, 0.5, half=0.08), [1.0, 0.8, 0.79, 0.80])
         pytest.param(curve([3.0 - 0.04 * i for i in range(40)]), ["too_few_steps"], id="it ended while falling"),
         pytest.param(curve([3.0, 2.0, 1.0]), ["too_few_steps"], id="three steps have no shape"),
         pytest.param([], ["too_few_steps"], id="no curve at all"),
+        pytest.param(
+            curve([5.0, 2.0] * 20, [5.0, 2.6, 1.2]), ["too_few_steps"], id="the loss swings while validation loss falls to the end"
+        ),
+        pytest.param(
+            curve([5.0, 2.0] * 20, [5.0, 1.3, 1.25, 1.24]), ["learning_rate_too_high"], id="it swings and validation loss is flat"
+        ),
         pytest.param(curve(falling(60, 3.0, 0.5, half=0.08), norms=lambda i: 1.0), [], id="steady gradients"),
         pytest.param(
             curve(falling(60, 3.0, 0.5, half=0.08), norms=lambda i: 25.0 if i % 9 == 8 else 1.0), ["unstable"], id="gradients that spike"
@@ -104,6 +110,7 @@ def labels(exact: int, *, loosely: bool) -> EvalReport:
             later(report, base_part={"refusals": len(UNSAFE)}, refusals=5), LastRun(safety_share=0.05),
             ["safety_loss"], {"safety_share": 0.1}, id="refusals lost in spite of safety examples",
         ),
+        pytest.param(later(report, golden_ok=6), RUN, ["empty_answers"], {}, id="general questions answered with nothing"),
         pytest.param(later(report, expected='{"a": 1}', adapter=70), RUN, ["wrong_form"], {}, id="JSON that is none"),
         pytest.param(later(labels, 60, loosely=True), RUN, ["wrong_form"], {}, id="labels that are right but for the letter"),
         pytest.param(later(report, base=0, adapter=2), RUN, ["hold_out_more"], {}, id="a gain that may be noise"),
@@ -161,7 +168,7 @@ def test_a_run_is_read_from_its_stored_spec_and_advice_of_old_reports_too() -> N
 
 def test_every_code_is_documented() -> None:
     codes = re.findall(r"^\d+\. ``(\w+)``", advice_module.__doc__ or "", re.MULTILINE)
-    assert len(codes) == 13
+    assert len(codes) == 14
     for page in ("errors.md", "evaluations.md"):
         told = (Path(__file__).parents[4] / "docs" / page).read_text()
         assert [code for code in codes if f"`{code}`" not in told] == [], page

@@ -18,7 +18,8 @@ from ft_assets.evals.gate.verdict import BASES, NEXT_STEPS, Verdict
 from ft_assets.evals.scoring.report import EvalReport, Score
 from ft_assets.evals.scoring.scores import COHERENT, REFUSED
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY
-from tests.support.jobs.evaluation_results import UNSAFE, built, judged, report, result, subject, suite_scores
+from tests.support.jobs.evaluation_results import GOLDEN as GOLDEN_IDS
+from tests.support.jobs.evaluation_results import UNSAFE, built, items, judged, report, result, section, subject, suite_scores
 
 LONG = "this expected answer is far too long to be asked for to the letter by anybody"
 DOCS = Path(__file__).parents[4] / "docs"
@@ -44,7 +45,7 @@ def unapplied() -> EvalReport:
         ),
         pytest.param(lambda: report(), {"task_metric": "token_f1"}, [], id="another metric of the holdout"),
         pytest.param(lambda: report(adapter=20), {"task_metric": "field_accuracy"}, ["task_not_better"], id="and another"),
-        pytest.param(lambda: report(golden_ok=6), {}, ["golden_incoherent"], id="an adapter that fell silent is caught"),
+        pytest.param(lambda: report(golden_ok=6), {}, ["golden_empty"], id="an adapter that fell silent is caught"),
         pytest.param(lambda: report(golden_ok=18), {}, [], id="nine of ten golden prompts are fine"),
         pytest.param(lambda: report(golden_ok=17), {}, [], id="a little less may be noise"),
         pytest.param(lambda: report(golden_ok=6), {"skip": ["golden"]}, [], id="a skipped rule does not block"),
@@ -55,7 +56,7 @@ def unapplied() -> EvalReport:
         pytest.param(
             lambda: report(adapter=10, golden_ok=0, nll=3.0),
             {"max_perplexity_ratio": 1},
-            ["golden_incoherent", "task_not_better", "perplexity_worse"],
+            ["golden_empty", "task_not_better", "perplexity_worse"],
             id="all at once",
         ),
         pytest.param(lambda: report(0, 80, expected=LONG), {}, [], id="free text is measured by its answers"),
@@ -117,6 +118,20 @@ def test_every_rule_has_a_finding_with_numbers() -> None:
     assert verdict.findings[2].values["limit"] == pytest.approx(0.21)
     assert "samples" in verdict.findings[2].next_step
     assert verdict.warnings == ("not_measured",), "capability and safety were not asked"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [("weekend", "specialist"), ("A fine answer with other words than before, about as long as it was.", "ok"), ("A fine answer.", "ok")],
+)
+def test_general_answers_that_became_labels_are_noted(answer: str, code: str) -> None:
+    holdout = items(100)
+    base, adapter = subject(holdout, 20), subject(holdout, 80, nll=1.5)
+    base["golden"] = section(dict.fromkeys(GOLDEN_IDS, "A fine answer, and why it is one, in a good many words."))
+    adapter["golden"] = section(dict.fromkeys(GOLDEN_IDS, answer))
+    verdict = judge(built(result(base, adapter), holdout), EvalConfig())
+    assert (verdict.outcome, verdict.findings[1].code) == ("passed", code)
+    assert ("specialist" in verdict.warnings) == (code == "specialist")
 
 
 def test_nothing_measured_is_no_pass() -> None:
@@ -262,7 +277,7 @@ def test_an_adapter_that_is_worse_than_the_last_one_is_reported_and_blocked_only
 def test_a_monitor_reports_everything_and_blocks_only_what_is_not_applied() -> None:
     verdict = judge(report(adapter=10, golden_ok=0, nll=3.0), parse({"mode": "monitor", "max_perplexity_ratio": 1}))
     assert (verdict.outcome, verdict.mode, verdict.reasons) == ("passed", "monitor", ())
-    assert {"golden_incoherent", "task_not_better", "perplexity_worse"} <= set(verdict.warnings)
+    assert {"golden_empty", "task_not_better", "perplexity_worse"} <= set(verdict.warnings)
     assert judge(unapplied(), parse({"mode": "monitor"})).reasons == ("adapter_not_applied",)
 
 
