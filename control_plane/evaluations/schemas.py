@@ -32,7 +32,7 @@ class EvaluationVerdict(ApiModel):
 
     outcome: Literal["passed", "quarantined"]
     """`passed`, or `quarantined` if a blocking rule failed."""
-    mode: Literal["gate", "monitor"]
+    mode: Literal["gate", "monitor", "off"]
     """`gate` (rules block) or `monitor` (only an adapter that cannot be applied or served is blocked)."""
     basis: Literal["answers", "judge", "preferences", "perplexity", "nothing"] | None = None
     """What the task rule compared: `answers`, `judge` verdicts, `preferences`, `perplexity` (no generated answers) or `nothing`. Null in

@@ -75,7 +75,8 @@ def _end_passed(platform: Platform, job: Job, made: Adapter, rules: EvalConfig, 
     requested = made.type == LORA and job.request.get("auto_promote", True)
     update = None
     passed = f"{'Adapter' if made.type == LORA else 'Model'} {made.name} "
-    passed += "passed its gate" if warning is None else "failed monitored rules, which do not block it,"
+    verdict = "was not gated" if rules.mode == "off" else "passed its gate"
+    passed += verdict if warning is None else "failed monitored rules, which do not block it,"
     if made.type == LORA and (update := _order_on_present_base(platform, made)) is not None:
         made, then = _held_back(platform, made, rules, promoted=requested)
         message = f"{passed} on the base that it was trained on, which was updated meanwhile; evaluation {update} judges it on the present "

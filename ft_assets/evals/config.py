@@ -14,7 +14,7 @@ TaskMetric = Literal[
     "perplexity", "preference_accuracy",
 ]  # fmt: skip
 TASK_METRICS: tuple[str, ...] = get_args(TaskMetric)
-Mode = Literal["gate", "monitor"]
+Mode = Literal["gate", "monitor", "off"]
 ReasoningMode = Literal["strip", "score"]
 Approval = Literal["none", "required"]
 LONG_RULES = ("capability", "safety", "judge")
@@ -71,7 +71,7 @@ class EvalConfig:
     mode: Mode = "gate"
     """``gate``: promotion waits for the verdict and a failure blocks it. ``monitor``: promotion waits only for the short suites
     (:func:`short`), and only an adapter that is not applied or not servable is blocked; all suites run afterwards, and failures raise
-    alerts."""
+    alerts. ``off``: like ``monitor``, but no suite runs afterwards and nothing is raised."""
     approval: Approval = "none"
     """``required``: a passed adapter waits in ``staging`` for approval."""
     skip: tuple[str, ...] = ()
@@ -127,8 +127,8 @@ def parse(data: Mapping[str, Any] | None) -> EvalConfig:
 
 
 def short(config: EvalConfig) -> EvalConfig:
-    """Returns the suites needed before a promotion: for a monitored job the application check, golden, holdout and validation; else all."""
-    if config.mode != "monitor":
+    """Returns the suites needed before a promotion: for a gated job all, else the application check, golden, holdout and validation."""
+    if config.mode == "gate":
         return config
     return replace(config, capability=(), judge=False, skip=(*config.skip, *(rule for rule in LONG_RULES if rule not in config.skip)))
 

@@ -30,7 +30,7 @@ Rules, in order; every rule is evaluated, so that a quarantined adapter shows al
 10. Beyond noise, in rules 2 and 6: where the base reaches the bar itself, the adapter is below the base at 5 %; where the base is the
     bar, at 1 %. A fall that stays within noise passes with a warning.
 11. A rule that the job skips is reported where there is data for it (suites that only it needs are not asked), and does not block. In
-    the mode ``monitor`` only rule 1 blocks.
+    the modes ``monitor`` and ``off`` only rule 1 blocks.
 """
 
 from __future__ import annotations

@@ -134,6 +134,17 @@ def test_a_monitored_failure_is_told_and_does_not_block(operated: Platform, tena
     assert verdicts(operated, tenant, made.id) == [("monitor", None, None), ("gate", "passed", ["task_not_better"])]
 
 
+def test_a_job_with_its_gate_off_is_served_and_not_evaluated_again(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(replace(FAILED, blocking=False), eval_config={"mode": "off"})
+    made = adapter_step.conclude(operated, tenant.id, job_id)
+    ended = job(operated, job_id)
+    assert (made.stage, ended["state"]) == ("production", "succeeded")
+    assert verdicts(operated, tenant, made.id) == [("gate", "passed", ["task_not_better"])]
+    assert last_event(operated, job_id, "monitor_failed") is None
+    told = last_event(operated, job_id)
+    assert told is not None and "was not gated and is in production" in told["message"]
+
+
 def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_others_follow(
     operated: Platform, tenant: Tenant, evaluated_job: Evaluate
 ) -> None:

@@ -68,9 +68,11 @@ def show(found: Mapping[str, Any]) -> None:
         print(line)
 
 
+NOT_GATED = {"monitor": " (monitored: what failed does not block)", "off": " (gate off: what failed does not block)"}
+
+
 def verdict_lines(verdict: Mapping[str, Any]) -> Iterator[str]:
-    monitored = " (monitored: what failed does not block)" if verdict["mode"] == "monitor" else ""
-    yield f"{verdict['outcome'].upper()}{monitored}"
+    yield f"{verdict['outcome'].upper()}{NOT_GATED.get(verdict['mode'], '')}"
     yield f"  rests on {verdict['rests_on']}"
     for f in verdict["findings"]:
         mark = "failed" if not f["passed"] else "ok" if f["code"] in ("ok", "no_previous") else "note"

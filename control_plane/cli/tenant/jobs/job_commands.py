@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 import time
@@ -38,6 +39,14 @@ TrainingFiles = Annotated[
 ]
 MIXED = re.compile(r"(?P<file>.+),(?P<name>weight|tokens)=(?P<value>[^,]*)")
 ENDS = {"succeeded": Exit.OK, "failed": Exit.FAILED, "cancelled": Exit.CANCELLED}
+
+
+class Gate(enum.StrEnum):
+    """What a failed evaluation means for a model."""
+
+    ENFORCE = "enforce"
+    MONITOR = "monitor"
+    OFF = "off"
 
 
 def _where(j: Mapping[str, Any]) -> str:
@@ -101,6 +110,10 @@ def submit(
         bool, typer.Option("--wait", "-w", help="Show progress until the job has ended; the exit code shows how it ended.")
     ] = False,
     promote: Annotated[bool, typer.Option("--promote/--no-promote", help="Serve the model as soon as it has passed its gate.")] = True,
+    gate: Annotated[
+        Gate, typer.Option("--gate", help="enforce: a model that fails its evaluation is not served; monitor: only reported; off.")
+    ] = Gate.ENFORCE,
+    skip: Annotated[list[str] | None, typer.Option("--skip", metavar="RULE", help="Rule that does not block; may be repeated.")] = None,
     wandb_project: Annotated[
         str | None, typer.Option("--wandb-project", help="Send the metrics to this project of Weights & Biases (`ft wandb set`).")
     ] = None,
@@ -120,6 +133,7 @@ def submit(
             **training_data(client, mixed, options), model=model, suffix=suffix, seed=seed, method=method,
             hyperparameters=hyperparameters or None, auto_promote=None if promote else False, adapter=adapter, recipe=recipe,
             hardware={"num_gpus": num_gpus} if num_gpus else None, warm_start=warm_start, force=force or None,
+            eval_config=_eval_config(gate, skip) or None,
             validation_file=file_id_of(client, validation_file, options),
             integrations=[{"type": "wandb", "wandb": {"project": wandb_project}}] if wandb_project else None,
         ))  # fmt: skip
@@ -135,6 +149,11 @@ def submit(
             print(made["id"])
             reused = f"an identical job exists: {made['fine_tuned_model']}; use --force to train again"
             say(reused if made["reused"] else f"submitted; `ft job {made['id']} --wait` follows it")
+
+
+def _eval_config(gate: Gate, skip: Sequence[str] | None) -> Mapping[str, object]:
+    mode = {} if gate is Gate.ENFORCE else {"mode": gate.value}
+    return {**mode, **({"skip": list(skip)} if skip else {})}
 
 
 def parse_files(given: Sequence[str]) -> Sequence[Mapping[str, object]]:

@@ -100,6 +100,18 @@ def test_an_uploaded_file_can_be_submitted_by_its_id_without_promotion(ft: Ft, w
     assert (made["training_file"], made["validation_file"], made["auto_promote"], made["seed"]) == (file_id, file_id, False, 0)
 
 
+def test_the_gate_of_a_job_is_chosen_as_it_is_submitted(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    file_id = ft("upload", write_chat_rows(120), "--json").json["id"]
+    chosen = {"monitor": {"mode": "monitor"}, "off": {"mode": "off"}, "enforce": None}
+    for gate, config in chosen.items():
+        made = ft("submit", file_id, "--model", MODEL, "--gate", gate, "--force", "--json").json
+        assert made["eval_config"] == config
+    made = ft("submit", file_id, "--model", MODEL, "--skip", "task", "--skip", "golden", "--force", "--json").json
+    assert made["eval_config"] == {"skip": ["task", "golden"]}
+    refused = ft("submit", file_id, "--model", MODEL, "--skip", "tasks")
+    assert refused.code == 1 and "tasks" in refused.err
+
+
 def test_several_files_are_submitted_as_a_mixture(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
     first, second = write_chat_rows(120), write_chat_rows(60, name="more.jsonl", salt=" Tell me.")
     made = ft("submit", f"{first},weight=2", f"{second},weight=0.5", "--model", MODEL, "--json").json

@@ -274,11 +274,12 @@ def test_an_adapter_that_is_worse_than_the_last_one_is_reported_and_blocked_only
     assert "no_previous" not in first.warnings
 
 
-def test_a_monitor_reports_everything_and_blocks_only_what_is_not_applied() -> None:
-    verdict = judge(report(adapter=10, golden_ok=0, nll=3.0), parse({"mode": "monitor", "max_perplexity_ratio": 1}))
-    assert (verdict.outcome, verdict.mode, verdict.reasons) == ("passed", "monitor", ())
+@pytest.mark.parametrize("mode", ["monitor", "off"])
+def test_a_monitor_reports_everything_and_blocks_only_what_is_not_applied(mode: str) -> None:
+    verdict = judge(report(adapter=10, golden_ok=0, nll=3.0), parse({"mode": mode, "max_perplexity_ratio": 1}))
+    assert (verdict.outcome, verdict.mode, verdict.reasons) == ("passed", mode, ())
     assert {"golden_empty", "task_not_better", "perplexity_worse"} <= set(verdict.warnings)
-    assert judge(unapplied(), parse({"mode": "monitor"})).reasons == ("adapter_not_applied",)
+    assert judge(unapplied(), parse({"mode": mode})).reasons == ("adapter_not_applied",)
 
 
 def test_a_rule_that_is_skipped_and_has_no_data_is_no_warning() -> None:
