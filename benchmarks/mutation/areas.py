@@ -92,6 +92,71 @@ AREAS = (
             "tests/sensors/test_quotas_sensor.py",
         ),
     ),
+    Area(
+        name="inference",
+        modules=(
+            "resources/inference/engine/*.py", "resources/inference/answers.py", "resources/inference/call_stream.py",
+            "resources/inference/loaded_adapters.py", "resources/inference/logprobs.py", "resources/inference/request_fields.py",
+            "resources/inference/tool_requests.py",
+        ),
+        tests=(
+            "tests/resources/inference/test_stop_strings.py", "tests/resources/inference/test_fair_turns.py",
+            "tests/resources/inference/test_call_stream.py", "tests/resources/inference/test_inference*.py",
+            "tests/resources/inference/test_request_fields.py",
+        ),
+    ),
+    Area(
+        name="serving",
+        modules=("control_plane/serving/*.py", "control_plane/serving/responses/*.py", "ft_assets/adapters/rollout_plan.py"),
+        tests=(
+            "tests/control_plane/serving/test_model_routes.py", "tests/control_plane/serving/test_own_servers.py",
+            "tests/control_plane/serving/test_request_limits.py", "tests/control_plane/serving/test_responses.py",
+            "tests/control_plane/serving/test_rollout*.py", "tests/control_plane/serving/test_served_index.py",
+            "tests/control_plane/serving/test_gateway.py", "tests/control_plane/serving/test_streams_and_gateway.py",
+            "tests/control_plane/serving/test_structured_answers.py", "tests/control_plane/serving/test_tools.py",
+        ),
+    ),
+    Area(
+        name="agent",
+        modules=("agent/*.py", "agent/uploads/*.py"),
+        tests=(
+            "tests/agent/test_*.py", "tests/agent/uploads/test_*.py", "tests/control_plane/attempts/test_agent_faults.py",
+            "tests/control_plane/attempts/test_training_follow.py", "tests/control_plane/attempts/test_sharded_checkpoints.py",
+        ),
+    ),
+    Area(
+        name="launchers",
+        modules=("resources/launcher/*.py",),
+        tests=("tests/resources/launcher/test_*.py",),
+    ),
+    Area(
+        name="erasure",
+        modules=("control_plane/tenant_data/*.py", "control_plane/evaluations/answer_cache.py"),
+        tests=("tests/control_plane/tenant_data/test_*.py",),
+    ),
+    Area(
+        name="console",
+        modules=(
+            "control_plane/console/*.py", "control_plane/console/documents/*.py", "control_plane/console/pages/*.py",
+            "control_plane/console/pages/account/*.py", "control_plane/console/pages/models/*.py",
+            "control_plane/console/pages/operators/*.py",
+        ),
+        tests=(
+            "tests/control_plane/console/test_*.py", "tests/control_plane/console/documents/test_*.py",
+            "tests/control_plane/console/pages/test_*.py",
+        ),
+    ),
+    Area(
+        name="attempts",
+        modules=("control_plane/attempts/*.py", "control_plane/attempts/exports/*.py", "control_plane/attempts/inputs/*.py"),
+        tests=(
+            "tests/control_plane/attempts/test_agent_faults.py", "tests/control_plane/attempts/test_attempt*.py",
+            "tests/control_plane/attempts/test_checkpoint_retention.py", "tests/control_plane/attempts/test_fencing.py",
+            "tests/control_plane/attempts/test_gang*.py", "tests/control_plane/attempts/test_health.py",
+            "tests/control_plane/attempts/test_preemption.py", "tests/control_plane/attempts/test_rules.py",
+            "tests/control_plane/attempts/test_training_follow.py",
+        ),
+    ),
 )  # fmt: skip
 
 

@@ -42,10 +42,12 @@ def retire_checkpoints(platform: Platform, held: Claim) -> list[int]:
     with platform.engine.begin() as conn:
         if not holds_in(conn, held):
             return []
-        best = _best_step(conn, held.job_id)
-        among_newest = early.patience + 1 if early and best is None else 0  # with a checkpoint per validation, the best one is among them
+        kept = _kept_steps(conn, held.job_id)
+        best = _best_steps(conn, held.job_id, kept[:1])
+        among_newest = early.patience + 1 if early and not best else 0  # with a checkpoint per validation, the best one is among them
         keep = max(MIN_KEPT, held.spec.checkpoint.keep_last, among_newest)
-        steps = [step for step in _kept_steps(conn, held.job_id)[keep:] if step != best]
+        best = _best_steps(conn, held.job_id, kept[:keep])
+        steps = [step for step in kept[keep:] if step not in best]
         _retire(conn, platform, held.job_id, steps)
     return remove_retired(platform, held.job_id)
 
@@ -133,12 +135,10 @@ def remove_retired(platform: Platform, job_id: str) -> list[int]:
     return removed
 
 
-def _best_step(conn: Connection, job_id: str) -> int | None:
-    """Return the step that an early stop would return to, according to the newest checkpoint."""
-    this = (checkpoints.c.job_id == job_id) & ~checkpoints.c.final & checkpoints.c.retired_at.is_(None)
-    newest = sa.select(checkpoints.c.metrics["best_step"].astext).where(this).order_by(checkpoints.c.step.desc()).limit(1)
-    best = conn.execute(newest).scalar()
-    return None if best is None else int(best)
+def _best_steps(conn: Connection, job_id: str, steps: Sequence[int]) -> set[int]:
+    """Return the steps that an early stop would return to, according to these checkpoints: training may resume from any of them."""
+    query = sa.select(checkpoints.c.metrics["best_step"].as_integer()).where(checkpoints.c.job_id == job_id, checkpoints.c.step.in_(steps))
+    return {step for step in conn.execute(query).scalars() if step is not None}
 
 
 def _kept_steps(conn: Connection, job_id: str) -> Sequence[int]:

@@ -47,6 +47,12 @@ class ObjectStore(Protocol):
         None where the store has no such storage. Calling it again goes on.
         """
 
+    def renew_keys(self, tenant: str) -> None:
+        """Encrypt the tenant's objects with a new key from now on, if the store keeps a key of the tenant; older keys still open others."""
+
+    def destroy_old_keys(self, tenant: str) -> int:
+        """Destroy the tenant's keys but the newest, if the store keeps them; returns how many. What is encrypted with them is lost."""
+
     def uri(self, key: str) -> str:
         """``file:///...`` or ``s3://bucket/...``: for people and for lineage."""
 

@@ -148,7 +148,9 @@ def _go_on(platform: Platform, requested: Deletion, until: float, servers: erasu
             look_at = _absent_since(platform, requested.id, erased_now=erased) + subject.SETTLES
             if platform.clock() < look_at:
                 return f"nothing of it was found; a second look follows after {look_at:%Y-%m-%d %H:%M:%S} UTC"
-            _conclude(platform, requested, subject, searches)
+            if (num_keys := subject.destroy_keys(platform, servers)) is None:
+                continue
+            _conclude(platform, requested, subject, searches, num_keys=num_keys)
             return None
     return "new objects appeared during the deletion; the next round continues"
 
@@ -254,7 +256,7 @@ def _remove_directories(platform: Platform, id_: str, directories: Iterable[Path
         _note_removed(platform, id_, held)
 
 
-def _conclude(platform: Platform, requested: Deletion, subject: erasure.Subject, searches: Sequence[Search]) -> None:
+def _conclude(platform: Platform, requested: Deletion, subject: erasure.Subject, searches: Sequence[Search], *, num_keys: int) -> None:
     now, id_ = platform.clock(), requested.id
     mine = deletion_objects.c.deletion_id == id_
     with platform.engine.begin() as conn:
@@ -284,6 +286,7 @@ def _conclude(platform: Platform, requested: Deletion, subject: erasure.Subject,
         if requested.subject_kind == TENANT:
             proof |= {
                 "records": [one for one in removed if "store" in one],
+                "keys_destroyed": num_keys,
                 "searched": [{"store": s.store, "searched": list(s.searched), "found": len(s.found)} for s in searches],
                 "kept": [dict(one) for one in erasure.KEPT],
                 "not_inspected": [*erasure.NOT_INSPECTED, *(part for s in searches for part in s.not_searched)],

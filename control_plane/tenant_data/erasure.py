@@ -39,7 +39,7 @@ from control_plane.sandbox import scratch
 from control_plane.serving import node_files, rollout
 from control_plane.serving.tables import deployments, model_routes, model_servers, replica_adapters
 from control_plane.tenant_data.tables import Deletion
-from control_plane.tenants.tables import audit_log, idempotency_keys
+from control_plane.tenants.tables import audit_log, idempotency_keys, members
 from control_plane.tracking.tables import integrations, wandb_runs
 from ft_assets import layout
 from ft_assets.adapters.stages import Stage
@@ -59,7 +59,8 @@ KEPT: Sequence[Mapping[str, str]] = (
         "names of adapters with their suffix",
         "why": "lineage, invoices and proofs refer to them",
     },
-    {"what": "tenant, members, keys, budgets and webhook endpoints", "why": "the account stays open"},
+    {"what": "tenant, members with their names and e-mail addresses, keys, budgets and webhook endpoints", "why": "the account stays open"},
+    {"what": "roles and times of former members, without names and addresses", "why": "record of who could change what, and when"},
     {"what": "deletions with their reasons and proofs", "why": "evidence of the deletion"},
 )
 """What stays in the database about a tenant."""
@@ -68,6 +69,8 @@ NOT_INSPECTED = (
     "what collectors of logs and traces, webhook endpoints, e-mail receivers and Weights & Biases were sent",
     "work directories of other machines: the API on each removes there what a killed process left",
     "backups, write-ahead logs, unused space in database files, and earlier versions of objects in a bucket",
+    "keys of tenants in a KMS, and copies of keys in backups",
+    "what killed processes left of objects that they were storing: the worker removes it after an hour, whoever's it is",
 )
 """What deletions neither read nor change."""
 FILE = re.compile(r"(?P<directory>tenants/[^/]+/files/[^/]+)/(?P<name>[^/]+)")
@@ -105,6 +108,9 @@ class Subject(Protocol):
         """Erase what an object refers to, before it is deleted; called once per object."""
 
     def directories(self, platform: Platform) -> Iterator[Path]: ...
+
+    def destroy_keys(self, platform: Platform, servers: Servers) -> int | None:
+        """Destroy the keys that encrypted the deleted objects; returns how many, None if something was stored or begun meanwhile."""
 
     def recorded_ids(self, platform: Platform) -> Sequence[str] | None:
         """Ids under which other systems (:attr:`Platform.records`) know it; None if their records stay."""
@@ -155,8 +161,13 @@ class AdapterFiles:
         work = platform.settings.work_dir
         _, job_id = self._places(platform)
         yield from node_files.copies(platform, self.id)
-        yield work / "jobs" / layout.checked_id(job_id)
+        yield platform.settings.servers_dir / layout.checked_id(self.id)
+        yield from (node / "jobs" / layout.checked_id(job_id) for node in _nodes(work))
         yield from scratch.leftovers(work, self.tenant)
+
+    def destroy_keys(self, platform: Platform, servers: Servers) -> int:  # noqa: ARG002
+        """Nothing to do: the tenant's other objects have the same key."""
+        return 0
 
     def recorded_ids(self, platform: Platform) -> None:
         """None: its runs and its record stay."""
@@ -228,7 +239,7 @@ class TenantData:
 
     def directories(self, platform: Platform) -> Iterator[Path]:
         work, tenant = platform.settings.work_dir, layout.checked_id(self.tenant)
-        nodes = (work, *sorted(work.glob("nodes/*")))
+        nodes = _nodes(work)
         for name in ("datasets", "packs", "references", "suite_indexes", "warm_starts"):
             yield work / name / tenant
         yield from (node / "inputs" / tenant for node in nodes)
@@ -239,6 +250,14 @@ class TenantData:
                 yield from sorted((node / "launcher").glob(f"{job_id}-*"))
         for adapter_id in _column(platform, self._ids(adapters)):
             yield from node_files.copies(platform, adapter_id)
+            yield platform.settings.servers_dir / layout.checked_id(adapter_id)
+
+    def destroy_keys(self, platform: Platform, servers: Servers) -> int | None:
+        """An upload that began with the old key is waited for: what it stores is deleted by the next pass."""
+        platform.objects.renew_keys(self.tenant)
+        if self.needed_by(platform, servers) is not None or next(self.keys(platform), None) is not None:
+            return None
+        return platform.objects.destroy_old_keys(self.tenant)
 
     def recorded_ids(self, platform: Platform) -> Sequence[str]:
         return _column(platform, sa.union_all(*map(self._ids, (jobs, files, adapters, evaluations))))
@@ -252,6 +271,11 @@ class TenantData:
 
     def _ids(self, table: sa.Table) -> sa.Select[Any]:
         return sa.select(table.c.id).where(table.c.tenant_id == self.tenant)
+
+
+def _nodes(work: Path) -> Sequence[Path]:
+    """Return the directories of the nodes that this machine plays; its own is the first."""
+    return work, *sorted(work.glob("nodes/*"))
 
 
 def _column(platform: Platform, query: sa.Executable) -> Sequence[str]:
@@ -362,6 +386,9 @@ def _statements(tenant: str, now: datetime) -> dict[str, sa.Executable]:
         ),
         "approval_notes": sa.update(adapters).where(adapters.c.tenant_id == tenant, adapters.c.approval_note.is_not(None)).values(
             approval_note=None
+        ),
+        "members": sa.update(members).where(members.c.tenant_id == tenant, members.c.removed_at.is_not(None)).values(
+            name=ERASED, email=ERASED
         ),
         "exports": sa.delete(exports).where(exports.c.tenant_id == tenant),
         "eval_suites": sa.delete(eval_suites).where(eval_suites.c.tenant_id == tenant),

@@ -26,6 +26,7 @@ from control_plane.tenants.audit import audit_entries
 from control_plane.tracking import wandb_runs
 from control_plane.worker import hardware, job_directories, namespaces
 from resources.object_store import object_links
+from resources.object_store.local import remove_unfinished
 
 QUICK, MAINTENANCE = "quick", "maintenance"
 """Queues of work that takes milliseconds, and of work that may take a minute."""
@@ -101,6 +102,7 @@ CLEANUP = Round(
         "lost tasks of files added": validation_tasks.add_lost,
         "lost tasks of exports added": exports.add_lost,
         "leftovers removed": lambda p: len(scratch.remove_leftovers(p.settings.work_dir)),
+        "unfinished objects removed": lambda p: remove_unfinished(p.objects),
         "links of a killed backup removed": lambda p: object_links.remove_abandoned(p.objects),
     },
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from agent.messages import Completion, PartGrant, WriteGrant
-from control_plane.platform.protocols import ObjectInfo
+from control_plane.platform.protocols import ObjectInfo, ObjectStore
 from ft_assets.durable_files import swap_names, sync_to_disk
 from ft_assets.encrypted_files import MARK, DataKey, decrypted, encrypt, envelope_of, plain_bytes, with_key
 from ft_assets.errors import IntegrityError
@@ -22,6 +23,8 @@ from resources.object_store.tenant_keys import TenantKeys
 
 CHUNK_BYTES = 1 << 20
 STAGING = ".staging"
+UNFINISHED_S = 3600.0
+"""Time since its last write after which a file in :data:`STAGING` belongs to no process: writes that stand still are broken off sooner."""
 """Directory of partially written objects; no key can start with a dot."""
 
 
@@ -160,6 +163,13 @@ class LocalObjectStore:
     def complete_upload(self, completion: Completion) -> None:
         """Nothing to do: a file appears whole."""
 
+    def renew_keys(self, tenant: str) -> None:
+        if self._keys is not None and self._keys.lines(tenant):
+            self._keys.add(tenant)
+
+    def destroy_old_keys(self, tenant: str) -> int:
+        return self._keys.retire(tenant) if self._keys is not None and self._keys.lines(tenant) else 0
+
     @property
     def tenant_keys(self) -> TenantKeys | None:
         return self._keys
@@ -222,6 +232,19 @@ def _below(root: Path, key: str) -> Path:
                 code="object_store_link",
             )
     return path
+
+
+def remove_unfinished(store: ObjectStore) -> int:
+    """Remove what killed processes left of objects that they were storing in a directory; returns how many files."""
+    if not isinstance(store, LocalObjectStore):
+        return 0
+    removed = 0
+    for path in [path for root in (store.root, store.cold) if root is not None for path in (root / STAGING).glob("*")]:
+        with suppress(FileNotFoundError):  # it was finished meanwhile
+            if time.time() - path.stat().st_mtime > UNFINISHED_S:
+                path.unlink()
+                removed += 1
+    return removed
 
 
 def _write_whole(target: Path, staging: Path, write: Callable[[BinaryIO], int]) -> int:

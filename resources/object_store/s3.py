@@ -141,6 +141,12 @@ class S3ObjectStore:
         with _translated(key):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(key))
 
+    def renew_keys(self, tenant: str) -> None:
+        """Does nothing: a bucket's keys are in a KMS, and the operator's."""
+
+    def destroy_old_keys(self, tenant: str) -> int:  # noqa: ARG002
+        return 0
+
     def uri(self, key: str) -> str:
         return f"s3://{self._bucket}/{self._key(key)}"
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from agent import node_space
+from ft_assets.training.checkpoints import MANIFEST, committed, step_name
+from tests.support.jobs import committed_checkpoints
+from tests.support.jobs.training_specs import SPEC
 
 
 @pytest.fixture
@@ -66,3 +69,25 @@ def test_the_newest_checkpoint_of_a_trained_job_stays(node: Path) -> None:
 def test_before_and_after_it_runs_it_is_freed(node: Path) -> None:
     assert node_space.free(node, "mine") == 4000
     assert files_of(node, "mine") == []
+
+
+def test_the_best_checkpoint_of_a_job_stays_beside_the_two_newest(node: Path) -> None:
+    """The newest says which one is the best, unless it is damaged: then the one before it does."""
+    directory = node / "jobs" / "mine" / "checkpoints"
+    for step, best in ((1, 1), (2, 1), (3, 3), (4, 3), (5, 3), (6, 5)):
+        facts = {"spec": SPEC, "step": step, "attempt": 1, "created_at": 0.0, "metrics": {"best_step": best}}
+        committed_checkpoints.commit(directory / step_name(step), lambda draft: (draft / "optimizer.pt").write_bytes(b"0"), **facts)  # type: ignore[arg-type, return-value]
+    (directory / step_name(6) / MANIFEST).write_text("torn")
+    node_space.free(node, "mine")
+    assert [path.name for path in committed(directory)] == [step_name(step) for step in (3, 5, 6)]
+
+
+def test_a_file_that_something_else_links_to_frees_nothing(node: Path) -> None:
+    used = node / "inputs" / "acme" / "used"
+    used.write_bytes(b"0" * 700)
+    link = node / "jobs" / "mine" / "inputs-a1" / "used"
+    link.parent.mkdir()
+    os.link(used, link)
+    os.link(node / "jobs" / "other" / "checkpoints" / ".tmp-a1-step-00000004" / "optimizer.pt", node / "kept")
+    assert node_space.free(node, "mine", trains=True) == 1000, "the input that no job links to, and nothing else"
+    assert used.exists() and link.exists()

@@ -144,3 +144,17 @@ def test_a_file_is_read_as_it_grows_and_what_was_accepted_is_forgotten(tmp_path:
     draft.replace(path)
     metrics.read()
     assert metrics.last_step == 10, "a resume has rewritten it"
+
+
+def test_steps_and_validations_are_accepted_each_for_itself(tmp_path: Path) -> None:
+    """A step's validation comes after the step, maybe with the next report."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        line(1, 10.0) + line(2, 11.0) + '{"step": 1, "time": 12.0, "eval_loss": 0.6}\n{"step": 2, "time": 13.0, "eval_loss": 0.5}\n'
+    )
+    metrics = Metrics(path=path, from_step=0, since=1.0)
+    metrics.read()
+    unsent = [(m["step"], m.get("eval_loss")) for m in metrics.unsent(Reported(step=2, validation=0))]
+    assert unsent == [(1, 0.6), (2, 0.5)]
+    assert [m["step"] for m in metrics.unsent(Reported(step=2, validation=1))] == [2]
+    assert metrics.unsent(Reported(step=2, validation=2)) == []

@@ -35,7 +35,10 @@ class Detokenizer:
 
 
 class StopSearch:
-    """Finds stop strings in streamed text; holds back text that may be the start of one."""
+    """Finds the stop string that is complete first in streamed text, the longest of several; holds back text that may be the start of one.
+
+    How the text is cut into pieces makes no difference.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [s for s in stops if s]
@@ -44,8 +47,9 @@ class StopSearch:
     def add(self, text: str) -> tuple[str, bool]:
         """Return text that is safe to show, and whether a stop string was found, at which the text is cut."""
         self._held += text
-        at = min((i for i in (self._held.find(s) for s in self._stops) if i >= 0), default=-1)
-        if at >= 0:
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            _, at = min(found)
             return self._held[:at], True
         keep = max((overlap(self._held, s) for s in self._stops), default=0)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from agent import node_space
+from agent.messages import Restored, Skipped
 from control_plane.attempts import agents, checkpoint_retention, tables
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Ending
@@ -140,6 +141,23 @@ def test_what_a_job_left_that_never_committed_anything_is_swept_once(fresh_platf
     with fresh_platform.engine.connect() as conn:
         assert [conn.execute(sa.select(table)).all() for table in (tables.agents, tables.agent_tokens)] == [[], []]
     assert checkpoint_retention.retire_ended(later) == 0
+
+
+def test_the_best_checkpoint_stays_for_every_one_that_training_may_resume_from(
+    fresh_platform: Platform, write_chat_rows: Callable[..., Any]
+) -> None:
+    """The newest is the best so far; if it turns out to be damaged, an early stop returns to the one that was the best before it."""
+    held = start_job(fresh_platform, write_chat_rows)
+    for step, best in ((10, 10), (20, 10), (30, 10), (40, 40), (50, 50)):
+        facts = {"step": step, "prefix": f"cp/{step}", "manifest_sha256": str(step), "metrics": {"step": step, "best_step": best}}
+        assert attempts.record_checkpoint(fresh_platform, held, **facts)
+        checkpoint_retention.retire_checkpoints(fresh_platform, held)
+    assert [row.step for row in attempts.committed(fresh_platform, held.job_id)] == [50, 40, 30, 10]
+    agents.introduce(fresh_platform, held, may_read=[])
+    agents.restored(fresh_platform, held, Restored(step=30, skipped=(Skipped(step=50, why="damaged"), Skipped(step=40, why="damaged"))))
+    assert [row.step for row in attempts.committed(fresh_platform, held.job_id)] == [30, 10]
+    checkpoint_retention.retire_checkpoints(fresh_platform, held)
+    assert [row.step for row in attempts.committed(fresh_platform, held.job_id)] == [30, 10]
 
 
 def test_the_store_keeps_the_newest_three_and_the_api_lists_no_other(new_job: Callable[..., Job]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.attempts.rules import EARLY_STEPS, PLATEAU_STEPS, RULES, Pace, Signs, Step, judge, own_pace
+from control_plane.attempts.rules import EARLY_STEPS, PLATEAU_STEPS, RULES, Pace, Signs, Step, judge, own_pace, slow_gpus
 
 
 def signs(steps: list[Step] | None = None, **given: Any) -> Signs:
@@ -155,3 +155,15 @@ def test_an_explosion_is_found_through_noise(noise: float) -> None:
 
 def test_one_worse_validation_is_no_overfitting() -> None:
     assert codes(signs(validations=((1, 1.2), (2, 1.0), (3, 1.5)))) == []
+
+
+def test_a_best_validation_of_long_ago_counts() -> None:
+    rising = tuple((step, loss) for step, loss in enumerate((1.0, 1.5, 1.5, 1.51, 1.52), 1))
+    assert codes(signs(validations=rising)) == ["overfitting"]
+
+
+def test_a_gpu_is_compared_with_the_others_and_not_with_itself() -> None:
+    found = slow_gpus({"a": 1500.0, "b": 1900.0})
+    assert found is not None and found.value == 1500.0 and "a runs at 1,500 MHz, its peers at 1,900" in found.message
+    assert slow_gpus({"a": 1600.0, "b": 1900.0}) is None
+    assert slow_gpus({"a": 300.0}) is None, "alone, it has no peers"

@@ -68,6 +68,7 @@ def test_a_withdrawn_model_is_drained_before_its_server_is_stopped(place: Place,
     whole = place.whole_model("w")
     place.desire(whole)
     place.round()
+    place.clock.now += timedelta(days=40)
     place.desire(whole, "unloaded")
     assert (place.round(), own.kept[-1]) == ([], [whole])
     assert place.state(whole) == ("loaded", "requests under way are drained first")

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import sqlalchemy as sa
 
+from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.serving import observations, rollout
 from control_plane.serving.node_files import directory
@@ -102,6 +103,7 @@ def test_an_adapter_is_unloaded_once_its_requests_had_the_time_to_end(place: Pla
     made = place.adapter("a")
     place.desire(made)
     place.round()
+    place.clock.now += timedelta(days=40)  # the time to end counts from the withdrawal, not from the promotion
     place.desire(made, "unloaded")
     assert place.round() == []
     assert place.state(made) == ("loaded", "requests under way are drained first")
@@ -111,6 +113,23 @@ def test_an_adapter_is_unloaded_once_its_requests_had_the_time_to_end(place: Pla
     place.clock.now += timedelta(seconds=1)
     assert sorted(place.round()) == [f"{ONE} unload", f"{TWO} unload"], "a second wish does not put it off"
     assert (place.state(made), place.seen(made)) == (("unloaded", None), {ONE: "unloaded", TWO: "unloaded"})
+
+
+def test_an_adapter_promoted_long_ago_and_deprecated_now_answers_for_the_drain_time(place: Place) -> None:
+    made = place.adapter("a")
+    place.in_production(made)
+    place.desire(made)
+    place.round()
+    place.clock.now += timedelta(days=40)
+    promotions.deprecate(place.platform, place.tenant, made)
+    drain_s = place.platform.settings.drain_s
+    assert drain_s > 1, "without a time to drain there is nothing to see here"
+    for waited_s in (0.0, drain_s - 1):
+        place.clock.now += timedelta(seconds=waited_s)
+        assert place.round() == []
+        assert place.seen(made) == {ONE: "loaded", TWO: "loaded"}
+    place.clock.now += timedelta(seconds=1)
+    assert sorted(place.round()) == [f"{ONE} unload", f"{TWO} unload"]
 
 
 def test_an_adapter_that_was_promoted_again_is_not_unloaded(place: Place) -> None:

@@ -153,8 +153,25 @@ def test_a_key_that_has_ended_is_not_rotated(platform: Platform, tenant: Tenant,
     if end == "revoke":
         tenants.revoke_key(platform, tenant.id, old.id)
     later = replace(platform, clock=lambda: platform.clock() + timedelta(seconds=61))
-    with pytest.raises(Conflict, match=word):
-        tenants.rotate_key(later, tenant.id, old.id)
+    before = tenants.get_key(platform, tenant.id, old.id)
+    with pytest.raises(Conflict, match=f"is {word}; make a new one") as raised:
+        tenants.rotate_key(later, tenant.id, old.id, expires_in_s=60)
+    assert raised.value.code == "api_key_ended"
+    assert tenants.get_key(platform, tenant.id, old.id) == before
+
+
+@pytest.mark.parametrize("seconds", [59, 60])
+def test_a_key_is_rotated_until_the_second_in_which_it_expires(platform: Platform, tenant: Tenant, seconds: int) -> None:
+    """The key is whole and was never replaced: only its expiry can refuse it."""
+    at = platform.clock()
+    old = tenants.create_key(replace(platform, clock=lambda: at), tenant.id, name="ci", scopes=["read"], expires_in_s=60)
+    then = replace(platform, clock=lambda: at + timedelta(seconds=seconds))
+    if seconds < 60:
+        assert tenants.rotate_key(then, tenant.id, old.id).name == old.name
+    else:
+        with pytest.raises(Conflict, match=f"{old.id} is expired") as raised:
+            tenants.rotate_key(then, tenant.id, old.id)
+        assert raised.value.code == "api_key_ended"
 
 
 @pytest.mark.parametrize(

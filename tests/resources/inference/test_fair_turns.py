@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from resources.inference.engine.fair_turns import PROMPT_TOKEN, FairTurns, QueueFull, Share
+from resources.inference.engine.fair_turns import MAX_KNOWN, PROMPT_TOKEN, FairTurns, QueueFull, Share
 
 A, B, C = Share(tenant="a"), Share(tenant="b"), Share(tenant="c")
 
@@ -109,3 +109,31 @@ def test_more_requests_than_the_queue_takes_are_refused() -> None:
     made.drop(lambda item: item == "a1")
     made.add("again", A, num_tokens=1)
     assert made.take(Counter()) == ["a0", "b0", "a2", "b1", "again"]
+
+
+def test_a_tenant_whose_requests_run_keeps_its_turn_though_none_of_them_waits() -> None:
+    """It was not away: it is not made level with tenants that received more."""
+    made = turns(max_rows=8)
+    for _ in range(100):
+        made.charge(B)
+    fill(made, B, 8)
+    fill(made, A, 1)
+    made.take(Counter(b=2))
+    before = made.received(A)
+    assert before < made.received(B)
+    fill(made, A, 1)
+    assert made.received(A) == before
+
+
+def test_many_tenants_are_forgotten_and_none_that_is_answered_or_waits() -> None:
+    made = turns(max_rows=8, max_waiting=10 * MAX_KNOWN)
+    for share in (A, B):
+        made.charge(share, 50.0)
+    fill(made, A, 1)
+    made.take(Counter())
+    fill(made, C, 1)
+    for number in range(MAX_KNOWN + 1):
+        made.add("x", Share(tenant=f"t{number}"), num_tokens=1)
+    assert made.received(A) > 50.0, "its request runs"
+    assert made.received(B) == 0.0, "it is away, and would be made level when it comes back"
+    assert len(made) == MAX_KNOWN + 2

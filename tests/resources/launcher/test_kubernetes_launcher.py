@@ -52,6 +52,16 @@ def test_a_workload_waits_for_its_quota_then_runs_then_exits_with_times_and_node
     assert not status.evicted
 
 
+def test_a_gang_runs_and_is_billed_from_the_start_of_its_last_agent(bench: Bench) -> None:
+    bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN)
+    bench.nodes.admit(NAME)
+    bench.nodes.run(NAME, at=1_000_000, only="1")
+    assert bench.get().phase is PENDING
+    bench.nodes.run(NAME, at=1_000_030, only="0")
+    status = bench.get()
+    assert (status.phase, status.started_at) == (RUNNING, 1_000_030)
+
+
 def test_a_pending_pod_says_why(bench: Bench) -> None:
     bench.launcher.start_or_adopt(workload(), token=TOKEN)
     bench.nodes.admit(NAME)
@@ -254,6 +264,21 @@ def test_one_agent_that_fails_ends_the_whole_gang_with_its_exit_code(
     assert (status.exit_code, status.evicted) == (exit_code, False)
     assert status.reason.startswith(said)
     assert bench.created("pods") == 3, "no pod of a gang is replaced"
+
+
+def test_a_gang_with_a_pod_that_never_reported_its_end_ended_when_its_job_did(bench: Bench) -> None:
+    """What that pod did after the end of the other is not known: until the Job was over it held its GPUs."""
+    bench.started(num_nodes=2)
+    bench.nodes.on_sigterm = lambda _pod: 0
+    bench.nodes.end(NAME, 0, 3, at=1_000_050)
+    reported, silent = bench.nodes.pods(NAME)
+    silent = {**silent, "status": {"phase": "Failed", "reason": "NodeLost"}}
+    over = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "lastTransitionTime": "1970-01-12T13:48:20Z"}
+    job = {**bench.nodes.job(NAME), "status": {"conditions": [over]}}
+    status = status_of(Found(job=job, pods=[reported, silent], queued=None), now=2_000_000)
+    assert (status.phase, status.exit_code, status.ended_at) == (EXITED, 3, 1_000_100)
+    both = status_of(Found(job=job, pods=[reported, reported], queued=None), now=2_000_000)
+    assert both.ended_at == 1_000_050, "the time is the pods' own once all have reported it"
 
 
 def test_the_exit_code_is_known_after_the_pods_are_gone(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from agent.messages import Completion
 from control_plane.platform.protocols import ObjectStore
 from ft_assets.errors import InvalidRequest, NotFound, Unavailable
 from resources.object_store import LOCAL_KEYS, LocalObjectStore, from_url
-from resources.object_store.local import STAGING
+from resources.object_store.local import STAGING, UNFINISHED_S, remove_unfinished
 
 CIPHER = MultiFernet([Fernet(Fernet.generate_key())])
 
@@ -284,3 +285,19 @@ def test_without_somewhere_cold_nothing_is_cooled(store: ObjectStore) -> None:
     store.put_bytes("a/1", b"one")
     assert store.cool("a") is None
     assert store.get_bytes("a/1") == b"one"
+
+
+def test_what_a_killed_process_left_of_an_object_is_removed_once_nothing_writes_it(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path / "objects", cold=tmp_path / "cold")
+    store.put_bytes("tenants/acme/files/f/a", b"whole")
+    old, new, cold = (root / STAGING / name for root, name in ((store.root, "old"), (store.root, "new"), (tmp_path / "cold", "old")))
+    cold.parent.mkdir(parents=True)
+    for path in (old, new, cold):
+        path.write_bytes(b"half of an upload")
+    for path in (old, cold):
+        os.utime(path, (time.time() - UNFINISHED_S - 1,) * 2)
+    os.utime(store.root / "tenants/acme/files/f/a", (0, 0))
+    assert remove_unfinished(store) == 2
+    assert [path.exists() for path in (old, new, cold)] == [False, True, False]
+    assert store.get_bytes("tenants/acme/files/f/a") == b"whole"
+    assert remove_unfinished(store) == 0

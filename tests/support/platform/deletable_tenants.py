@@ -157,3 +157,10 @@ class World:
     def of(self, deletion_id: str) -> str:
         with self.platform.engine.connect() as conn:
             return str(conn.execute(sa.select(deletion_requests.c.tenant_id).where(deletion_requests.c.id == deletion_id)).scalar_one())
+
+
+def texts_of_database(platform: Platform) -> str:
+    """Every value of every row of every table."""
+    with platform.engine.connect() as conn:
+        names = sa.inspect(conn).get_table_names()
+        return "\n".join(text for name in names for text in conn.execute(sa.text(f'SELECT to_jsonb(t)::text FROM "{name}" t')).scalars())

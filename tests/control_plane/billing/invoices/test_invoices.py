@@ -74,6 +74,25 @@ def test_the_total_is_the_sum_of_the_months_entries_to_the_micro_dollar_and_of_t
     assert march.sha256 == invoicing.sha256(document), "also after it was stored"
 
 
+@pytest.mark.parametrize("issued_before", [False, True])
+def test_a_refund_belongs_to_the_month_in_which_it_is_granted(platform: Platform, issued_before: bool) -> None:
+    """Whether the attempt's month has its invoice already or not: what was billed in March stays as it was."""
+    job = metered_job(at_time(platform, MARCH))
+    job.run(1, at=MARCH, hours=2.5, outcome="oom", fault=Fault.AMBIGUOUS)
+    job.run(2, at=APRIL, hours=1)
+    billed = job.entries()[0].amount_micros
+    if issued_before:
+        issued(platform, job.tenant, now=APRIL + timedelta(days=1))
+    granted_at = APRIL + timedelta(days=9)
+    refunds.grant(at_time(platform, granted_at), f"{job.id}-a1", by="opk_1", note="ours")
+    (refund,) = [entry for entry in job.entries() if entry.kind == "refund"]
+    assert (refund.occurred_at, refund.amount_micros) == (granted_at, -billed)
+    march, april = issued(platform, job.tenant, now=MAY)
+    assert (march.document["refund_micros"], march.document["total_micros"]) == (0, billed)
+    assert april.document["refund_micros"] == -billed
+    assert (ledger_sum(platform, job.tenant, 3), ledger_sum(platform, job.tenant, 4)) == (billed, april.document["total_micros"])
+
+
 def test_an_invoice_is_issued_once_by_however_many_at_once_and_its_tenant_is_told(platform: Platform) -> None:
     job = a_busy_month(platform)
     with ThreadPoolExecutor(4) as pool:

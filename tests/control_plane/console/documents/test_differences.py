@@ -26,8 +26,13 @@ def marks(text: Markup) -> list[str]:
         pytest.param("", "", [], [], id="nothing"),
         pytest.param("refund", "I am not sure about that", [], [], id="nothing in common: marks would cover everything"),
         pytest.param(f"a {HOSTILE} b c d e f", f"a {HOSTILE} b c d e g", ["f"], ["g"], id="markup in the text"),
+        pytest.param(
+            "a b c d e f g h i j k", "a b c d e f g h i j k<b onclick='x'>&amp;", [], [str(escape("<b onclick='x'>&amp;"))],
+            id="markup in what only one has",
+        ),
+        pytest.param("a b c d e f <i", "a b c d e f >i", ["&lt;"], ["&gt;"], id="markup in what replaces other markup"),
     ],
-)
+)  # fmt: skip
 def test_words_of_one_side_are_marked(one: str, other: str, left: list[str], right: list[str]) -> None:
     found = marked(one, other)
     assert [marks(text) for text in found] == [left, right]

@@ -67,6 +67,10 @@ def test_jobs_of_a_tenant_that_used_more_than_its_share_count_as_longer() -> Non
     assert [j.job_id for j in order([mine, theirs], now=NOW, fair=fair)] == ["b", "a"]
     gone = factors(Snapshot(pools=[], waiting=[mine, theirs], running=[], used={**used, "gone": 0.0}))
     assert gone == fair, "a tenant that neither waits nor used anything has no share"
+    new = dataclasses.replace(waiting("c", expected=650), tenant="new")
+    with_new = factors(Snapshot(pools=[], waiting=[mine, theirs, new], running=[], used=used))
+    assert with_new == {"t": 2.25, "u": 1.0, "new": 1.0}, "a tenant that waits has a share though it used nothing"
+    assert [j.job_id for j in order([mine, theirs, new], now=NOW, fair=with_new)] == ["c", "b", "a"]
     assert factors(Snapshot(pools=[], waiting=[mine], running=[], used={"t": 100.0})) == {}, "too little use to say anything"
     assert factors(Snapshot(pools=[], waiting=[mine], running=[], used={"t": 24 * HOUR})) == {"t": 1.0}, "a day of one GPU is enough"
     assert max(factors(Snapshot(pools=[], waiting=[], running=[], used={"t": 1e9, **{str(i): 1.0 for i in range(9)}})).values()) == 4.0
