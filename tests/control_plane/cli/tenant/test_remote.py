@@ -25,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
+from control_plane.cli.tenant.jobs.job_commands import cost_so_far
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import transition
@@ -98,6 +99,22 @@ def test_an_uploaded_file_can_be_submitted_by_its_id_without_promotion(ft: Ft, w
     file_id = ft("upload", write_chat_rows(120), "--json").json["id"]
     made = ft("submit", file_id, "--model", MODEL, "--validation-file", file_id, "--no-promote", "--seed", "0", "--json").json
     assert (made["training_file"], made["validation_file"], made["auto_promote"], made["seed"]) == (file_id, file_id, False, 0)
+
+
+def test_tier_and_spot_are_chosen_by_options(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    file_id = ft("upload", write_chat_rows(120), "--json").json["id"]
+    made = ft("submit", file_id, "--model", MODEL, "--tier", "free", "--spot", "--json").json
+    assert (made["tier"], made["spot"]) == ("free", True)
+    assert ft("submit", file_id, "--model", MODEL, "--json").json["spot"] is False, "spot is chosen"
+    refused = ft("submit", file_id, "--model", MODEL, "--tier", "gold")
+    assert refused.code == 1 and "gold" in refused.err
+    assert ft("estimate", file_id, "--model", MODEL, "--tier", "free", "--spot", "--json").json["tier"] == "free"
+
+
+def test_running_attempt_is_in_the_cost_that_a_job_shows() -> None:
+    assert cost_so_far({"cost_micros": 1_500_000, "unbilled_micros": 500_000}) == "1.5000 USD, of which 0.5000 by the running attempt"
+    assert cost_so_far({"cost_micros": 1_500_000, "unbilled_micros": 0}) == "1.5000 USD"
+    assert cost_so_far({"cost_micros": 0, "unbilled_micros": 0}) is None
 
 
 def test_several_files_are_submitted_as_a_mixture(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
