@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from control_plane.platform.tables import metadata, timestamp
 from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.stages import Stage
 
 adapters = sa.Table(
     "adapters", metadata,
@@ -86,6 +87,19 @@ class SigningKey:
     public_key: str
     created_at: datetime
     revoked_at: datetime | None
+
+
+def is_in_production(
+    tenant: sa.ColumnElement[str] | str, base_model: sa.ColumnElement[str] | str, suffix: sa.ColumnElement[str] | str | None
+) -> sa.ColumnElement[bool]:
+    """Whether a lineage has an adapter in production: the one of a job with this base model and `suffix`.
+
+    The pattern is that of ``ft_assets.adapters.record.make_name``.
+    """
+    plain = sa.func.regexp_replace(sa.func.lower(sa.func.coalesce(suffix, "")), "[^a-z0-9_-]+", "-", "g")
+    name = sa.func.concat("ft:", base_model, ":", tenant, ":", sa.func.left(sa.func.btrim(plain, "-"), 64), ":")
+    mine = (adapters.c.tenant_id == tenant) & (adapters.c.stage == Stage.PRODUCTION.value)
+    return sa.exists().where(mine, sa.func.starts_with(adapters.c.name, name))
 
 
 adapter_stage_moves = sa.Table(

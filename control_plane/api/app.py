@@ -38,6 +38,7 @@ from control_plane.http.rate_limits import OpenCounts, RateLimitHeaders, RateLim
 from control_plane.http.streams import OpenStreams
 from control_plane.http.turns import Turns
 from control_plane.jobs import routes as jobs
+from control_plane.jobs.dead_letters import routes as dead_letters
 from control_plane.jobs.estimates import routes as fine_tuning
 from control_plane.jobs.recipes import routes as routes_recipes
 from control_plane.jobs.sweeps import routes as sweeps
@@ -112,6 +113,7 @@ def _routes() -> Sequence[BaseRoute]:
         evaluations.adapters_router, evaluations.operators_router,
         adapters.signing_keys_router, adapters.router, completions.model_routes_router, completions.router, api_keys.router,
         routes_members.router, audit_log.router, webhook_endpoints.router, integrations.router, routes_admin.router, admin_nodes.router,
+        dead_letters.router,
         usage.router, invoices.router, routes_budgets.router, routes_operators.router, deletions.router, routes_health.router,
         metrics.router, console.router,
     ):  # fmt: skip

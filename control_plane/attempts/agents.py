@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -443,7 +443,9 @@ def _record_evaluation(conn: Connection, held: Known, job: Job, beat: Heartbeat,
     if progress.total is None and job.evaluation is not None:
         progress = replace(progress, total=job.evaluation.total)
     if beat.evaluation is not None and progress != job.evaluation:
-        conn.execute(sa.update(jobs).where(jobs.c.id == held.job_id).values(evaluation=asdict(progress)))
+        values: dict[str, Any] = {"evaluation": asdict(progress)}
+        values |= {} if progress.eta_s is None else {"estimated_finish_at": now + timedelta(seconds=progress.eta_s)}
+        conn.execute(sa.update(jobs).where(jobs.c.id == held.job_id).values(values))
     for notice in untold:
         if notice.code == messages.MILESTONE:
             record_milestone(conn, held.job_id, _milestone(notice), now)

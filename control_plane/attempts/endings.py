@@ -19,7 +19,7 @@ from control_plane.capacity.configured_pools import named
 from control_plane.jobs.tables import Job, job_events, jobs
 from control_plane.jobs.transitions import locked, record, transition
 from control_plane.platform.context import Platform
-from control_plane.platform.job_events import Event
+from control_plane.platform.job_events import RELEASED, Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import scheduler, snapshot
@@ -148,7 +148,8 @@ def move(conn: Connection, held: Claim, job: Job, ending: Ending, released: Rele
         return to(JobState.PAUSED, f"Paused {where}; resume {onward}.", **columns)
     if failure.retry is Retry.NEVER or again is None:
         error = {"code": failure.code, "message": f"{failure.message}. Next: {failure.remedy}", "param": None}
-        return to(JobState.FAILED, f"{error['message']}", error=error, more={"fault": str(failure.fault)})
+        target = JobState.DEAD_LETTER if failure.code == JobState.DEAD_LETTER else JobState.FAILED
+        return to(target, f"{error['message']}", error=error, more={"fault": str(failure.fault)})
     if released.preempted and failure.code == Outcome.PREEMPTED:
         reported = {"for_tier": released.for_tier, "lost_gpu_s": round(ending.again_s * held.num_gpus, 3)}
         why = failure.message.replace("to another job", released.to_whom)
@@ -203,15 +204,21 @@ def history(platform: Platform, job_id: str) -> list[PastAttempt]:
         .where(reservations.c.stop_asked_at.is_not(None))
         .label("preempted")
     )
-    query = sa.select(attempts, reached, requested).where(attempts.c.job_id == job_id, attempts.c.ended_at.is_not(None))
+    released_after = (
+        sa.select(sa.func.max(by))
+        .where(job_events.c.job_id == job_id, job_events.c.code == RELEASED)
+        .scalar_subquery()
+        .label("released_after")
+    )
+    query = sa.select(attempts, reached, requested, released_after).where(attempts.c.job_id == job_id, attempts.c.ended_at.is_not(None))
     with platform.engine.connect() as conn:
         rows = conn.execute(query.order_by(attempts.c.attempt)).all()
     found: list[PastAttempt] = []
     furthest = 0
     for row in rows:
         furthest = max(furthest, row.reached)
-        made_room = row.preempted and row.outcome == Outcome.PREEMPTED
-        found.append(PastAttempt(code=row.outcome or "", committed_step=furthest, last_step=row.last_step or 0, preempted=made_room))
+        excused = (row.preempted and row.outcome == Outcome.PREEMPTED) or row.attempt <= (row.released_after or 0)
+        found.append(PastAttempt(code=row.outcome or "", committed_step=furthest, last_step=row.last_step or 0, excused=excused))
         if row.outcome == Outcome.OOM:
             furthest = 0
     return found

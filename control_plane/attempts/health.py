@@ -29,12 +29,15 @@ from control_plane.attempts.rules import (
     Step,
     Verdict,
     diverged,
+    faster,
     judge,
+    modelled_pace,
     own_pace,
     slow_gpus,
 )
 from control_plane.attempts.service import final_prefix
 from control_plane.attempts.tables import attempts, health_verdicts
+from control_plane.capacity.configured_pools import named
 from control_plane.jobs import results
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.jobs.transitions import locked, record
@@ -44,6 +47,7 @@ from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import RunLog, Tables, TrackedRun
 from control_plane.queue.tables import reservations
 from ft_assets.telemetry.redaction import without_credentials
+from ft_assets.training.cost_model import SPEEDS
 from ft_assets.training.loss_curve_svg import loss_curve_svg
 from ft_assets.training.spec import TrainingSpec
 
@@ -70,6 +74,11 @@ class Watch:
     tracked: RunLog | None
     seen: int
     """Sequence number of the newest metrics event that was processed."""
+    alike: Pace | None = None
+    """Pace of similar jobs; without any, the attempt is held against the faster of the next two."""
+    modelled_step_s: float | None = None
+    """Seconds of a step by the cost model; None: it does not know these devices."""
+    own: Pace | None = field(default=None)
     reported: set[str] = field(default_factory=set)
     """Verdicts of :data:`~control_plane.attempts.rules.ONCE` already reported for this attempt."""
     reported_tracking: bool = field(default=False)
@@ -86,8 +95,10 @@ class Watch:
                 return
             self.seen, lines = news[-1].seq, [row.data for row in news]
             self.signs = replace(_with_lines(self.signs, lines), from_step=news[-1].from_step or 0)
-            if self.signs.expected is None:
-                self.signs = replace(self.signs, expected=own_pace(self.signs))
+            if self.alike is None:
+                self.own = self.own or own_pace(self.signs)
+                modelled = modelled_pace(self.signs, self.modelled_step_s) if self.modelled_step_s else None
+                self.signs = replace(self.signs, expected=faster(modelled, self.own))
             if self.tracked is not None:
                 self.tracked.log(lines)
             self._judge()
@@ -156,6 +167,7 @@ def begin(platform: Platform, held: Claim) -> Watch:
     """Start supervising an attempt that has started; a new watcher takes over the open verdicts of a dead one."""
     signs = Signs(steps=(), validations=(), total_steps=0, from_step=0, silence_s=0.0, running=False)
     raised, reported, seen = set[str](), set[str](), 0
+    modelled_step_s: float | None = None
     with _unharmed("the watch"), platform.engine.begin() as conn:
         this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
         began = conn.execute(sa.select(attempts.c.from_step, attempts.c.started_at).where(this)).one()
@@ -173,12 +185,17 @@ def begin(platform: Platform, held: Claim) -> Watch:
             raised |= {code} if cleared_at is None and code != SLOW_GPU else set()
             reported |= {code} & ONCE
         _close(conn, platform, health_verdicts.c.job_id == held.job_id, health_verdicts.c.attempt < held.attempt)
+    with _unharmed("the watch"):
+        modelled_step_s = _modelled_step_s(platform, held)
     tracked = None
     with _unharmed("tracking"):
         if platform.tracker is not None:
             tracked = platform.tracker.begin(run_of(held))
             tracked.attach(of_spec(held.spec))
-    return Watch(platform=platform, held=held, signs=signs, raised=raised, reported=reported, tracked=tracked, seen=seen)
+    return Watch(
+        platform=platform, held=held, signs=signs, raised=raised, reported=reported, tracked=tracked, seen=seen, alike=signs.expected,
+        modelled_step_s=modelled_step_s,
+    )  # fmt: skip
 
 
 def track_again(platform: Platform, held: Claim, *, outcome: str) -> None:
@@ -316,6 +333,18 @@ def _pace_of_jobs_alike(conn: Connection, held: Claim) -> Pace | None:
     if len(found) < MIN_ALIKE:
         return None
     return Pace(tokens_per_s=median(found), source=f"the median of {len(found)} earlier jobs like it on pool {held.pool}")
+
+
+def _modelled_step_s(platform: Platform, held: Claim) -> float | None:
+    """Return the expected seconds of a step; None on a CPU, for whose steps the cost model has one thread's rate and no overhead."""
+    if named(platform, held.pool).gpu_type not in SPEEDS:
+        return None
+    expected = jobs.c.expected_s * (jobs.c.modelled_s - jobs.c.setup_s) / jobs.c.modelled_s
+    query = sa.select(expected / jobs.c.total_steps).where(
+        jobs.c.id == held.job_id, jobs.c.modelled_s > jobs.c.setup_s, jobs.c.total_steps > 0
+    )
+    with platform.engine.connect() as conn:
+        return conn.execute(query).scalar()
 
 
 def _raise(conn: Connection, platform: Platform, job_id: str, attempt: int, verdict: Verdict) -> None:

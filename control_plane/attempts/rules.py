@@ -24,6 +24,8 @@ BASELINE_STEPS = 20
 """Steps after the settling ones whose median is the expected pace if there is no history."""
 PACE_STEPS = 20
 """Newest steps that are judged; one slow step does not move their median."""
+FEWEST_STEPS = 3
+"""Least steps whose pace is judged, of a short run; of a longer one half of :data:`PACE_STEPS`."""
 SLOW_BELOW, SLOW_UNTIL = 0.5, 0.6
 """Limits as shares of the expected tokens/s."""
 SLOW_GPU, SLOW_GPU_BELOW = "gpu_slow", 0.8
@@ -119,7 +121,7 @@ def judge(signs: Signs, raised: Collection[str] = ()) -> list[Verdict]:
     """Return the verdicts that hold now; those in `raised` hold until their easier limit is passed.
 
     1. Operators: no heartbeat for 30 s.
-    2. Operators: throughput under 50 % of similar jobs, or else of its own early steps.
+    2. Operators: throughput under 50 % of similar jobs; without any, of what the cost model expects or of its own early steps.
     3. Operators: over 20 % of the time of the newest steps spent waiting for data.
     4. Tenant: a loss that is not a number.
     5. Tenant: the loss is at twice its best.
@@ -137,11 +139,24 @@ def diverged(*, step: int, remedy: str) -> Verdict:
 
 
 def own_pace(signs: Signs) -> Pace | None:
-    """Return the pace of the attempt's early steps once there are enough: the expected pace if no similar job ran before."""
+    """Return the pace of the attempt's early steps once there are enough."""
     early = _paces(signs)[:BASELINE_STEPS]
     if len(early) < BASELINE_STEPS:
         return None
     return Pace(tokens_per_s=median(early), source=f"the median of {BASELINE_STEPS} early steps of its own")
+
+
+def modelled_pace(signs: Signs, step_s: float) -> Pace | None:
+    """Return the pace of an attempt whose steps, with the tokens that they have, take `step_s` each, as the cost model expects."""
+    tokens = [s.tokens_per_s * s.step_s for s in _settled(signs) if s.tokens_per_s and s.step_s]
+    if not tokens:
+        return None
+    return Pace(tokens_per_s=median(tokens) / step_s, source="the cost model, corrected by earlier jobs on such GPUs")
+
+
+def faster(one: Pace | None, other: Pace | None) -> Pace | None:
+    """Return the higher of two paces: a run that starts slowly is held against the one, a run that slows down against the other."""
+    return max((pace for pace in (one, other) if pace is not None), key=lambda pace: pace.tokens_per_s, default=None)
 
 
 def slow_gpus(clocks: Mapping[str, float]) -> Verdict | None:
@@ -169,7 +184,8 @@ def _silent(signs: Signs, raised: bool) -> Verdict | None:
 
 def _slow(signs: Signs, raised: bool) -> Verdict | None:
     judged, pace = _paces(signs)[-PACE_STEPS:], signs.expected
-    if pace is None or len(judged) < PACE_STEPS // 2:
+    enough = min(PACE_STEPS // 2, max(FEWEST_STEPS, (signs.total_steps - signs.from_step) // 2))
+    if pace is None or len(judged) < enough:
         return None
     now, limit = median(judged), SLOW_BELOW * pace.tokens_per_s
     if now >= (SLOW_UNTIL * pace.tokens_per_s if raised else limit):

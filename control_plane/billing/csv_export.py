@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from control_plane.billing.rules import MICROS
+from control_plane.billing.usage.rules import metadata_key
 
 INVOICE_COLUMNS = (
     "entry_id", "kind", "description", "job_id", "attempt", "model", "gpu_type", "pricing", "gpu_seconds", "occurred_at", "late",
@@ -32,11 +33,24 @@ def invoice(document: Mapping[str, Any]) -> str:
 def usage(document: Mapping[str, Any]) -> str:
     """Return one line per bucket and group; empty buckets are left out."""
     rows = [
-        {"start": _time(bucket["start_time"]), "end": _time(bucket["end_time"]), **result, "amount_usd": usd(result["amount_micros"])}
+        {
+            "start": _time(bucket["start_time"]),
+            "end": _time(bucket["end_time"]),
+            **result,
+            **{name: dimension(result, name) for name in document["group_by"]},
+            "amount_usd": usd(result["amount_micros"]),
+        }
         for bucket in document["data"]
         for result in bucket["results"]
     ]
     return _sheet(("start", "end", *document["group_by"], *SUMS), rows)
+
+
+def dimension(result: Mapping[str, Any], name: str) -> str | None:
+    """Return a group's value of the dimension `name`."""
+    key = metadata_key(name)
+    found: str | None = result[name] if key is None else (result["metadata"] or {}).get(key)
+    return found
 
 
 def usd(micros: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from control_plane.billing import csv_export, ledger, schemas
 from control_plane.billing.rules import Entry
 from control_plane.billing.usage import service as usage
-from control_plane.billing.usage.rules import DIMENSIONS, Dimension, Total
+from control_plane.billing.usage.rules import DIMENSIONS, Dimension, Total, metadata_key
 from control_plane.http import parameters
 from control_plane.http.authentication import PlatformDep, Reader
 from control_plane.http.schemas import ListOf
@@ -48,7 +48,11 @@ class Requested:
     ] = "day"  # fmt: skip
     group_by: Annotated[
         list[str] | None,
-        Query(max_length=10, description="Group by `job_id`, `model`, `gpu_type`, `pricing` or `kind`; repeated or separated by commas."),
+        Query(
+            max_length=10,
+            description="Group by `job_id`, `model`, `gpu_type`, `pricing`, `kind`, `api_key_id` or a key of jobs' metadata "
+            "(`metadata[KEY]`); repeated or separated by commas.",
+        ),
     ] = None
 
 
@@ -60,7 +64,8 @@ class RequestedByOperator(Requested):
         list[str] | None,
         Query(
             max_length=10,
-            description="Group by `tenant`, `job_id`, `model`, `gpu_type`, `pricing` or `kind`; repeated or separated by commas.",
+            description="Group by `tenant`, `job_id`, `model`, `gpu_type`, `pricing`, `kind`, `api_key_id` or a key of jobs' metadata "
+            "(`metadata[KEY]`); repeated or separated by commas.",
         ),
     ] = None
 
@@ -113,13 +118,24 @@ def usage_of(
     names = [name for part in requested.group_by or () for name in part.split(",") if name]
     found = usage.used(platform, tenant, start=begins, end=ends, width=width, by=names, allowed=allowed)
     buckets = [
-        {"start_time": one.bucket.begins, "end_time": one.bucket.ends, "results": [{**key, **_sums(total)} for key, total in one.results]}
+        {
+            "start_time": one.bucket.begins,
+            "end_time": one.bucket.ends,
+            "results": [{**_named(key), **_sums(total)} for key, total in one.results],
+        }
         for one in found.buckets
     ]
     return schemas.Usage.model_validate({
         "start_time": found.start, "end_time": found.end, "bucket_width": width, "group_by": names, "data": buckets,
         "total": found.total, "unbilled": found.unbilled, "stored": found.stored,
     })  # fmt: skip
+
+
+def _named(key: Mapping[str, str | None]) -> Mapping[str, object]:
+    """Return the values of a group by field: those of keys of metadata together."""
+    metadata = {of: value for name, value in key.items() if (of := metadata_key(name)) is not None}
+    fields = {name: value for name, value in key.items() if metadata_key(name) is None}
+    return {**fields, "metadata": metadata} if metadata else fields
 
 
 def _sums(total: Total) -> dict[str, float]:

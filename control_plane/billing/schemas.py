@@ -49,6 +49,10 @@ class UsageResult(UsageTotal):
     """Price class (`on_demand`, `spot` or `reserved`), if grouped by `pricing`."""
     kind: str | None = None
     """Kind of ledger entry (`usage`, `refund`, `storage` or `adjustment`), if grouped by `kind`."""
+    api_key_id: str | None = None
+    """Id of the API key that submitted the job, if grouped by `api_key_id`; null too for jobs submitted in the console without a key."""
+    metadata: dict[str, str | None] | None = None
+    """Values of jobs' metadata by key, if grouped by `metadata[KEY]`; null for jobs without that key."""
     tenant: str | None = None
     """Id of the tenant, if an operator grouped by `tenant`."""
 

@@ -1,10 +1,11 @@
 """Work that is already done: a job that would repeat an earlier one returns the earlier one.
 
 Two jobs are equal if their data, base, hyperparameters, seed, locked dependencies, image, code commit, evaluation settings and name suffix
-are equal. Code with uncommitted changes (``-dirty``) equals nothing. ``force`` trains anyway.
+are equal. Code with uncommitted changes (``-dirty``) equals nothing. A job whose adapter did not pass its gate counts like one that
+succeeded: the same work would fail the same gate. ``force`` trains anyway.
 
 1. At submission (:func:`finished_request`): the same request, with its seed given. The finished job itself is returned.
-2. After preparation (:func:`finished_spec`): the frozen spec has the same digest. The new job ends with the earlier one's adapter.
+2. After preparation (:func:`finished_spec`): the frozen spec has the same digest. The new job ends as the earlier one, with its adapter.
 
 A retried request returns the job that its first try created (:func:`find`).
 """
@@ -59,7 +60,8 @@ def finished_request(
     dataset_id: str | None,
     warm_start: WarmStartSource | None,
 ) -> Job | None:
-    """Return the newest succeeded job of the same request whose adapter still exists (and is served, if the request asks for that).
+    """Return the newest job of the same request whose adapter still exists (and is served, if the request asks for that and it passed its
+    gate).
 
     Only for requests that give their seed; without one, each request asks for another job.
     """
@@ -83,7 +85,7 @@ def finished_request(
 
 
 def finished_spec(conn: Connection, job: Job, spec: TrainingSpec) -> Job | None:
-    """Return the newest succeeded job that trained this exact spec under the same evaluation rules and the same name suffix."""
+    """Return the newest job that trained this exact spec under the same evaluation rules and the same name suffix."""
     if job.request.get("force") or spec.commit.endswith(DIRTY):
         return None
     query = _with_adapter(job.tenant_id, USABLE).where(
@@ -94,15 +96,13 @@ def finished_spec(conn: Connection, job: Job, spec: TrainingSpec) -> Job | None:
 
 
 def _with_adapter(tenant: str, stages: tuple[str, ...]) -> sa.Select[Any]:
+    """Jobs with an adapter that passed its gate and is in one of `stages`, and jobs whose adapter failed its gate."""
+    passed = (jobs.c.state == JobState.SUCCEEDED.value) & adapters.c.stage.in_(stages) & adapters.c.eval_passed
+    failed = (jobs.c.state == JobState.FAILED.value) & (jobs.c.error["code"].astext == "gate_failed")
     return (
         sa.select(*columns(jobs, Job))
         .join(adapters, adapters.c.id == jobs.c.adapter_id)
-        .where(
-            jobs.c.tenant_id == tenant,
-            jobs.c.state == JobState.SUCCEEDED.value,
-            adapters.c.stage.in_(stages),
-            adapters.c.eval_passed,
-        )
+        .where(jobs.c.tenant_id == tenant, passed | (failed & (adapters.c.stage == Stage.QUARANTINED.value)))
         .order_by(jobs.c.created_at.desc(), jobs.c.id)
     )
 
@@ -206,7 +206,7 @@ def find(conn: Connection, tenant: str, request_sha256: str, attempt: Attempt) -
     if attempt.key is not None:
         return _by_key(conn, tenant, attempt, request_sha256)
     if attempt.retried_for is not None:
-        alive = jobs.c.state.not_in([JobState.FAILED.value, JobState.CANCELLED.value])
+        alive = jobs.c.state.not_in([s.value for s in FINAL - {JobState.SUCCEEDED}])
         since = attempt.received_at - attempt.retried_for
         return None if attempt.twin_meant else _equal(conn, tenant, request_sha256, alive, since=since)
     overtaken = _overtaken(conn, tenant, request_sha256, attempt.received_at)

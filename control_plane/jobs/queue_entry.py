@@ -116,6 +116,8 @@ def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) 
         return None
     before = now = adapters.get_adapter(platform, tenant, done.adapter_id)
     promoted = None
+    if done.state is JobState.FAILED:
+        return _Finished(job=done, before=before, promoted=None, unserved=None)
     if job.request.get("auto_promote", True) and spec.adapter != "full":
         if before.stage != Stage.PRODUCTION or before.observed == FAILED:
             try:
@@ -135,6 +137,18 @@ def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: Training
         message = f"Job {done.id} trained this exact spec, but no server can load its adapter {done.adapter_id}: {found.unserved}"
         error = {"code": "not_servable", "message": message, "param": None}
         transition(conn, job_id, JobState.FAILED, message=message, now=now, error=error, **columns)
+        return
+    if done.state is JobState.FAILED:
+        message = (
+            f"Job {done.id} trained this exact spec, and its adapter {done.adapter_id} did not pass its gate. Nothing was trained or billed"
+        )
+        data = {"job_id": done.id, "spec_sha256": spec.sha256, "fault": "user"}
+        error = {
+            "code": "gate_failed",
+            "message": f"{message}. Next: change the settings, or submit with force to train anyway",
+            "param": None,
+        }
+        transition(conn, job_id, JobState.FAILED, message=error["message"], data=data, now=now, error=error, **columns)
         return
     transition(
         conn,

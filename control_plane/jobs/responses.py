@@ -31,7 +31,6 @@ def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -
         view,
         reason=row.reason if explained else None,
         reason_detail=row.reason_detail if explained else None,
-        estimated_finish=row.estimated_finish_at,
         organization_id=row.tenant_id,
         status=openai_status(row.state),
         hyperparameters=hyperparameters,

@@ -90,8 +90,8 @@ class CreateJob(ApiModel):
     tier: str | None = None
     """Tier to run the job in: `free`, `standard` or `premium`, no higher than your tenant's own tier, which is the default."""
     spot: bool | None = None
-    """Allow the job to run on cheaper spot GPUs that can be taken away. Takes effect only outside the premium tier and for jobs expected to
-    run at least 4 hours. Default: false."""
+    """Allow the job to run on cheaper spot GPUs that can be taken away. Takes effect only outside the premium tier, for jobs expected to
+    run at least 4 hours, and not for a job whose model is to replace one in production. Default: false."""
     recipe: str | None = None
     """Recipe that supplies the defaults, as `name@version` from `GET /v1/recipes`. If absent, chosen by model and adapter."""
     training_files: list[MixedFile] | None = None
@@ -171,7 +171,8 @@ class Job(ApiModel):
     finished_at: EpochSeconds | None
     """When the job succeeded, failed or was cancelled, as Unix time in seconds; null until then."""
     estimated_finish: EpochSeconds | None
-    """When training is expected to finish, as Unix time in seconds; null if it cannot be estimated yet or the job has ended."""
+    """When the job is expected to have its result, evaluation included, as Unix time in seconds; null if it cannot be estimated yet or
+    the job has ended."""
     model: str
     """Id of the base model."""
     fine_tuned_model: str | None
@@ -204,7 +205,7 @@ class Job(ApiModel):
     """Why the job failed; null unless `status` is `failed`."""
     state: str
     """State in this platform's terms: `validating`, `queued`, `provisioning`, `running`, `evaluating`, `pausing`, `paused`, `preempted`,
-    `succeeded`, `failed` or `cancelled`."""
+    `succeeded`, `failed`, `cancelled`, or `dead_letter`, if it was given up after repeated failures of the platform."""
     checkpointing: bool
     """Whether the job is writing a checkpoint right now."""
     queue_position: int | None
@@ -239,8 +240,10 @@ class Job(ApiModel):
     evaluation: EvaluationProgress | None
     """Progress of the evaluation; null unless `state` is `evaluating`."""
     cost_micros: int
-    """Cost billed so far, in micro-dollars (1,000,000 = 1 US dollar): the sum of the job's ledger entries. An attempt is billed when it
-    ends."""
+    """Cost so far, in micro-dollars (1,000,000 = 1 US dollar): the sum of the job's ledger entries, and what its running attempt would cost
+    if it ended now."""
+    unbilled_micros: int
+    """Part of `cost_micros` that is not billed yet, in micro-dollars: an attempt is billed when it ends. 0 if no attempt is running."""
     attempt: int
     """Number of the current or last training attempt; 0 before the first."""
     suffix: str | None
@@ -276,6 +279,8 @@ class Job(ApiModel):
     """Id of the resulting adapter; null until it is registered. Set even if the adapter failed its evaluation."""
     warm_start: WarmStart | None
     """Adapter or checkpoint that training starts from; null if none."""
+    api_key_id: str | None
+    """Id of the API key that submitted the job, or its sweep; null if it was submitted in the console without a key."""
     sweep_id: str | None
     """Id of the sweep that submitted this job; null if none did."""
     reused: bool
@@ -388,11 +393,11 @@ class Estimate(ApiModel):
     seconds_to_start: float | None
     """Expected wait in the queue, in seconds; null if no start can be foreseen."""
     seconds_to_finish: float | None
-    """Seconds until training would finish, wait included; null if no start can be foreseen."""
+    """Seconds until training and evaluation would finish, wait included; null if no start can be foreseen."""
     estimated_start: EpochSeconds | None
     """Expected start as Unix time in seconds; null if no start can be foreseen."""
     estimated_finish: EpochSeconds | None
-    """Expected finish of training as Unix time in seconds; null if no start can be foreseen."""
+    """Expected finish, evaluation included, as Unix time in seconds; null if no start can be foreseen."""
     starts_within_s: float | None
     """Seconds from submission within which the tier promises a start; null if it promises none."""
     quota: JobQuota

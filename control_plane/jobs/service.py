@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.attempts.tables import Checkpoint
 from control_plane.attempts.tables import checkpoints as checkpoints_table
-from control_plane.billing.ledger import costs_of_jobs
+from control_plane.billing.usage.service import costs_so_far
 from control_plane.datasets.service import check_distinct, check_enough_to_train, check_format, check_reviewed, check_tools
 from control_plane.datasets.tables import datasets, files
 from control_plane.jobs import duplicate_requests, results, warm_starts
@@ -69,6 +69,9 @@ class JobView:
 
     job: Job
     cost_micros: int
+    """Of all attempts, the running one included."""
+    unbilled_micros: int
+    """Of that, what the running attempt would cost if it ended now."""
     sweep_id: str | None = None
     """The sweep that submitted the job."""
     result_files: Sequence[str] = ()
@@ -80,11 +83,19 @@ class JobView:
     """If it waits: how many jobs of its tenant are ahead."""
 
 
-def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplicate_requests.Attempt | None = None) -> Submitted:
+def submit(
+    platform: Platform,
+    tenant: str,
+    request: JobRequest,
+    attempt: duplicate_requests.Attempt | None = None,
+    *,
+    api_key_id: str | None = None,
+) -> Submitted:
     """Admit a job: the job, its first event and its idempotency key appear in one transaction, or none of them.
 
     Locks the tenant's row, so that of 50 concurrent submissions against a limit of 5, five enter, and a repeated request finds its job.
-    Without `attempt` the platform itself submits, and every call is a new submission.
+    Without `attempt` the platform itself submits, and every call is a new submission. `api_key_id`: the key that it submits for; by default
+    the one that acts.
     """
     attempt = attempt or duplicate_requests.Attempt(received_at=platform.clock(), twin_meant=True)
     with platform.engine.connect() as conn:  # a repeated request should not queue for the lock
@@ -116,7 +127,8 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
         tier, now = request.tier or owner.tier, platform.clock()
         usage = Usage(jobs_in_flight=_in_flight(conn, tenant), standing=quotas.standing(conn, tenant, now))
         _admit(owner, usage, requested, tier)
-        job = _insert(conn, tenant, requested, tier=tier, dataset_id=dataset_id, now=now)
+        key_id = api_key_id or platform.api_key_id
+        job = _insert(conn, tenant, requested, tier=tier, dataset_id=dataset_id, api_key_id=key_id, now=now)
         quotas.hold(conn, tenant, job.id, gpu_seconds, counted=requested.expected.counted, now=now)
         _tell_overage(conn, owner, usage.standing, job.id, gpu_seconds, now)
         duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=job.id, now=now)
@@ -352,7 +364,7 @@ def _refused(refusal: Refusal) -> InvalidRequest:
 
 def _views(platform: Platform, conn: Connection, found: Sequence[Job]) -> list[JobView]:
     now, ids = platform.clock(), [job.id for job in found]
-    costs = costs_of_jobs(conn, ids)
+    costs = costs_so_far(conn, platform, ids)
     trials = sa.select(sweep_trials.c.job_id, sweep_trials.c.sweep_id).where(sweep_trials.c.job_id.in_(ids), ~sweep_trials.c.reused)
     sweeps: dict[str, str] = dict(conn.execute(trials).all())
     stored = results.stored(conn, found)
@@ -361,7 +373,8 @@ def _views(platform: Platform, conn: Connection, found: Sequence[Job]) -> list[J
     return [
         JobView(
             job=job,
-            cost_micros=costs.get(job.id, 0),
+            cost_micros=costs[job.id].cost_micros,
+            unbilled_micros=costs[job.id].unbilled_micros,
             sweep_id=sweeps.get(job.id),
             result_files=stored.get(job.id, ()),
             promised_start=_promised(job),
@@ -417,7 +430,9 @@ def _trainable(conn: Connection, tenant: str, file_id: str, model: BaseModel, *,
     return dataset_id
 
 
-def _insert(conn: Connection, tenant: str, requested: _Resolved, *, tier: str, dataset_id: str | None, now: datetime) -> Job:
+def _insert(
+    conn: Connection, tenant: str, requested: _Resolved, *, tier: str, dataset_id: str | None, api_key_id: str | None, now: datetime
+) -> Job:
     request, model, warm_start = requested.request, requested.model, requested.warm_start
     job_id = f"ftjob-{uuid.uuid4().hex[:24]}"
     values = {
@@ -439,6 +454,7 @@ def _insert(conn: Connection, tenant: str, requested: _Resolved, *, tier: str, d
         "metadata": sa.null() if request.metadata is None else request.metadata,  # SQL null, not JSON null
         "dataset_id": dataset_id,
         "warm_start": sa.null() if warm_start is None else warm_start.to_row(),
+        "api_key_id": api_key_id,
         "trace_parent": spans.current(),
         "created_at": now,
     }

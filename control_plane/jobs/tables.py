@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -72,10 +72,12 @@ jobs = sa.Table(
     sa.Column("warm_start", JSONB),
     sa.Column("reused_job_id", sa.Text),  # the job whose adapter was reused; this one trained nothing
     sa.Column("error", JSONB),
+    sa.Column("api_key_id", sa.Text),  # the key that submitted it; null: a session of the console, or a process of the platform
     sa.Column("trace_parent", sa.Text),  # W3C traceparent of the submitting request
     timestamp("created_at"), timestamp("queued_at", nullable=True), timestamp("started_at", nullable=True),
     timestamp("first_step_at", nullable=True),
-    timestamp("heartbeat_at", nullable=True), timestamp("estimated_finish_at", nullable=True), timestamp("finished_at", nullable=True),
+    timestamp("heartbeat_at", nullable=True), timestamp("finished_at", nullable=True),
+    timestamp("estimated_finish_at", nullable=True),  # of its training; once it evaluates, of its evaluation
     sa.Index("ix_jobs_tenant_created", "tenant_id", "created_at", "id"),
     sa.Index("ix_jobs_dataset", "tenant_id", "dataset_id", "created_at", "id"),
     sa.Index("ix_jobs_mixed", "tenant_id", postgresql_where=sa.text("request ? 'training_files'")),
@@ -139,6 +141,8 @@ class Job:
     warm_start: WarmStartSource | None
     reused_job_id: str | None
     error: Mapping[str, Any] | None
+    api_key_id: str | None
+    """The key that submitted it, itself or its sweep; None: a session of the console, or a process of the platform."""
     trace_parent: str | None
     created_at: datetime
     queued_at: datetime | None
@@ -146,7 +150,15 @@ class Job:
     first_step_at: datetime | None
     heartbeat_at: datetime | None
     estimated_finish_at: datetime | None
+    """Of its training; once it evaluates, of its evaluation."""
+    evaluation_s: float | None
     finished_at: datetime | None
+
+    @property
+    def estimated_finish(self) -> datetime | None:
+        """When it is expected to have a result: the evaluation follows the training."""
+        evaluation_s = 0.0 if self.state is JobState.EVALUATING else self.evaluation_s or 0.0
+        return None if self.estimated_finish_at is None else self.estimated_finish_at + timedelta(seconds=evaluation_s)
 
     @property
     def training_files(self) -> tuple[MixedFile, ...]:
@@ -245,6 +257,7 @@ sweeps = sa.Table(
     sa.Column("request", JSONB, nullable=False),  # the body shared by all trials, without "sweep"
     sa.Column("settings", JSONB, nullable=False),  # "sweep" of the body, with its seed
     timestamp("created_at"), timestamp("cancelled_at", nullable=True),
+    sa.Column("api_key_id", sa.Text),  # the key that submitted it, as of a job
     timestamp("submitted_at", nullable=True),  # when every trial had its job, or the reason why it has none
     sa.Column("waits", JSONB),  # why its next trial was refused for now: reason, at, left_s (GPU-seconds, if they are the reason)
     sa.Index("ix_sweeps_tenant_created", "tenant_id", "created_at", "id"),
@@ -263,6 +276,7 @@ class Sweep:
     created_at: datetime
     cancelled_at: datetime | None
     submitted_at: datetime | None
+    api_key_id: str | None
     waits: Mapping[str, Any] | None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -89,6 +89,7 @@ class _Moving:
     waited_s: float
     started_at: datetime | None
     barred_until: datetime | None
+    evaluation_s: float | None
 
 
 def transition_many(conn: Connection, moves: Sequence[Move], *, now: datetime) -> None:
@@ -139,8 +140,8 @@ def record(conn: Connection, job_id: str, event: Event, *, now: datetime | None 
 
 def _notice(job: _Moving, target: JobState, changed: Mapping[str, Any]) -> outbox.OutboxEvent | None:
     """Only ids and states: receivers keep what they get, even after the tenant has its data deleted."""
-    kind = f"fine_tuning.job.{target}"
-    if kind not in EVENT_TYPES:
+    kind = f"fine_tuning.job.{JobState.FAILED if target is JobState.DEAD_LETTER else target}"
+    if kind not in EVENT_TYPES or (job.state is JobState.DEAD_LETTER and target is JobState.FAILED):  # its tenant was told before
         return None
     data = {"status": openai_status(target), "state": target.value}
     if (error := changed.get("error", job.error)) is not None:
@@ -165,6 +166,8 @@ def _change(job: _Moving, target: JobState, now: datetime) -> Mapping[str, Any]:
         values |= {"started_at": now}
     if target is not JobState.RUNNING:
         values |= {"checkpointing": False}
+    if target is JobState.EVALUATING:
+        values |= {"estimated_finish_at": now + timedelta(seconds=job.evaluation_s or 0.0)}
     if target in FINAL:
         values |= {"finished_at": now, "estimated_finish_at": None}
     return values

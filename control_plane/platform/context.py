@@ -132,6 +132,11 @@ class Platform:
         return replace(self, tenant=None, actor=actor)
 
     @property
+    def api_key_id(self) -> str | None:
+        """Id of the tenant's key that acts; None for a session of the console, an operator or a process of the platform."""
+        return self.actor.id if self.actor is not None and self.actor.kind == "key" else None
+
+    @property
     def whole(self) -> Self:
         """Return the platform outside any tenant's scope (for the queue, the fleet); the actor stays."""
         return self if self.tenant is None else replace(self, tenant=None)

@@ -14,6 +14,9 @@ Level = Literal["info", "warn", "error"]
 FOR_OPERATORS = "operator"
 """``audience`` in the data of an event that is hidden from its tenant."""
 
+RELEASED = "job_released"
+"""Event of a dead letter that operators released; its data has the last attempt before."""
+
 SPOKEN: Mapping[str, str] = {
     "train_loss": "training loss",
     "rewards/margins": "reward margin",
@@ -23,7 +26,9 @@ SPOKEN: Mapping[str, str] = {
 }
 """Values named in the message of a metrics event, if measured; the data has all of them."""
 
-LEVELS: Mapping[JobState, Level] = {JobState.FAILED: "error", JobState.PREEMPTED: "warn", JobState.CANCELLED: "warn"}
+LEVELS: Mapping[JobState, Level] = {
+    JobState.FAILED: "error", JobState.DEAD_LETTER: "error", JobState.PREEMPTED: "warn", JobState.CANCELLED: "warn",
+}  # fmt: skip
 """Level of the event written when a job enters a state; other states use ``info``."""
 
 

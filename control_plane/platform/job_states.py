@@ -7,6 +7,9 @@
          |          | +---------+----> paused <- pausing    +----> failed
          +----------+---------------- failed, cancelled (from every state that is not final)
 
+Of repeated failures without progress, a job becomes a ``dead_letter``. It has ended, and its tenant is told that it failed; operators may
+release it, and it is queued again, or close it as ``failed``.
+
 A job whose model failed its gate is ``failed``, and ``succeeded`` once a person releases the model; nothing else leaves a final state.
 A job that would train what an earlier one has trained goes from ``validating`` to ``succeeded`` with that one's adapter.
 ``running`` has the sub-state ``checkpointing``, which is a fact about the workload and not a state of the job.
@@ -32,25 +35,28 @@ class JobState(enum.StrEnum):
     PAUSING = "pausing"
     PAUSED = "paused"
     PREEMPTED = "preempted"
+    DEAD_LETTER = "dead_letter"
 
 
 S = JobState
-FINAL = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED})
+FINAL = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED, S.DEAD_LETTER})
+"""States of a job that has ended; only operators move one on, a dead letter."""
 HOLDING_GPUS = frozenset({S.PROVISIONING, S.RUNNING, S.EVALUATING, S.PAUSING})
 """States in which a workload may exist that has to be stopped."""
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     S.VALIDATING: frozenset({S.QUEUED, S.SUCCEEDED, S.FAILED, S.CANCELLED}),
     S.QUEUED: frozenset({S.PROVISIONING, S.PAUSED, S.FAILED, S.CANCELLED}),
-    S.PROVISIONING: frozenset({S.RUNNING, S.QUEUED, S.EVALUATING, S.PAUSING, S.PREEMPTED, S.FAILED, S.CANCELLED}),
-    S.RUNNING: frozenset({S.EVALUATING, S.QUEUED, S.PAUSING, S.PREEMPTED, S.FAILED, S.CANCELLED}),
+    S.PROVISIONING: frozenset({S.RUNNING, S.QUEUED, S.EVALUATING, S.PAUSING, S.PREEMPTED, S.FAILED, S.CANCELLED, S.DEAD_LETTER}),
+    S.RUNNING: frozenset({S.EVALUATING, S.QUEUED, S.PAUSING, S.PREEMPTED, S.FAILED, S.CANCELLED, S.DEAD_LETTER}),
     S.EVALUATING: frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED}),
-    S.PAUSING: frozenset({S.PAUSED, S.QUEUED, S.EVALUATING, S.FAILED, S.CANCELLED}),
+    S.PAUSING: frozenset({S.PAUSED, S.QUEUED, S.EVALUATING, S.FAILED, S.CANCELLED, S.DEAD_LETTER}),
     S.PAUSED: frozenset({S.QUEUED, S.CANCELLED}),
     S.PREEMPTED: frozenset({S.QUEUED, S.FAILED, S.CANCELLED}),
     S.SUCCEEDED: frozenset(),
     S.FAILED: frozenset(),
     S.CANCELLED: frozenset(),
+    S.DEAD_LETTER: frozenset({S.QUEUED, S.FAILED}),
 }
 
 OPENAI_STATUS: Mapping[JobState, str] = {
@@ -65,6 +71,7 @@ OPENAI_STATUS: Mapping[JobState, str] = {
     S.PAUSING: "pausing",
     S.PAUSED: "paused",
     S.PREEMPTED: "queued",
+    S.DEAD_LETTER: "failed",
 }
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.pool import Pool as ConnectionPool
 
 from agent.workload import Kind
-from control_plane.adapters.tables import exports
+from control_plane.adapters.tables import exports, is_in_production
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.capacity import maintenance
 from control_plane.capacity.configured_pools import pools
@@ -64,6 +64,17 @@ def read(conn: Connection, available: Sequence[Pool], now: datetime) -> tuple[sc
     return snapshot, {r.id: r for r in queued}
 
 
+MAY_USE_SPOT = sa.case(
+    (
+        sa.func.coalesce(jobs.c.request["spot"].as_boolean(), sa.false()),
+        ~sa.func.coalesce(jobs.c.request["auto_promote"].as_boolean(), sa.true())
+        | ~is_in_production(jobs.c.tenant_id, jobs.c.model, jobs.c.suffix),
+    ),
+    else_=sa.false(),
+)
+"""Whether a job may use spot GPUs: it asks for them, and is not to replace a model in production."""
+
+
 def _queued() -> sa.Select[Any]:
     kept = (checkpoints.c.job_id == jobs.c.id) & checkpoints.c.retired_at.is_(None)
     newest = sa.select(sa.func.max(checkpoints.c.step)).where(kept).correlate(jobs).scalar_subquery()
@@ -72,7 +83,7 @@ def _queued() -> sa.Select[Any]:
         j.id, j.tenant_id, j.tier, j.num_gpus, j.job_class, j.attempt, j.queued_at, j.created_at, j.waiting_since, j.waited_s,
         j.started_at, j.capped_at, j.barred_until, j.expected_s, j.setup_s, j.total_steps, j.preemptions, j.due_at, j.promise,
         j.reason, j.reason_detail, j.queue_position, j.ahead, j.expected_start_at, j.estimated_finish_at,
-        j.request["spot"].astext.label("spot"),
+        MAY_USE_SPOT.label("spot"),
         sa.case((j.attempt > 0, newest), else_=None).label("saved_step"),
     ).where(j.state == JobState.QUEUED)  # fmt: skip
 
@@ -130,7 +141,7 @@ def _held() -> sa.Select[Any]:
             sa.func.coalesce(exports.c.expected_s, j.evaluation_s).label("evaluation_s"),
             j.tenant_id, j.tier, j.job_class, j.state, j.queued_at, j.created_at, j.waited_s, j.expected_s, j.setup_s,
             j.step, j.total_steps, j.due_at, j.preemptions, j.stop_requested, j.estimated_finish_at,
-            j.request["spot"].astext.label("spot"),
+            MAY_USE_SPOT.label("spot"),
             a.started_at, a.from_step,
             saved.correlate(reservations).scalar_subquery().label("saved_at"),
             sa.case((r.attempt > 1, before.correlate(reservations).scalar_subquery()), else_=None).label("saved_step"),
@@ -153,7 +164,7 @@ def _waiting(r: sa.Row[Any]) -> scheduler.Waiting:
         waiting_since=None if r.waiting_since is None else _unix(r.waiting_since),
         waited_s=r.waited_s,
         job_class=r.job_class,
-        spot=r.spot == "true",
+        spot=r.spot,
         preemptions=r.preemptions,
         due_at=None if r.due_at is None else _unix(r.due_at),
         promise=promise_of(r.promise),
@@ -253,7 +264,7 @@ def _running(r: sa.Row[Any], now: datetime) -> scheduler.Running:
         waited_s=r.waited_s,
         due_at=None if r.due_at is None else _unix(r.due_at),
         preemptions=r.preemptions,
-        spot=r.spot == "true",
+        spot=r.spot,
         stopping=r.stop_requested is not None or r.stop_asked_at is not None or r.state not in HOLDING,
         stopping_for=r.preempted_for,
         stopping_since=None if r.stop_asked_at is None else _unix(r.stop_asked_at),

@@ -64,8 +64,9 @@ class StopReason(enum.StrEnum):
 
 
 HEARTBEAT_LIMIT_S = 30.0
-MAX_FAILURES_WITHOUT_PROGRESS: Mapping[str, int] = {"internal": 3, "stalled": 3, "disk_full": 5, "node_lost": 10, "preempted": 10}
-"""Failures with the same code, since an attempt last got further than all before it, after which the job is given up."""
+MAX_FAILURES_WITHOUT_PROGRESS: Mapping[str, int] = {"internal": 3, "stalled": 3, "node_lost": 3, "disk_full": 5, "preempted": 10}
+"""Failures with the same code, since an attempt last got further than all before it, after which the job is given up. A
+process that was killed (SIGKILL) left no report, and counts as ``node_lost``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,8 +123,8 @@ class PastAttempt:
     """Step of the newest committed checkpoint when it ended; 0 if none."""
     last_step: int
     """The furthest optimizer step that it is known to have finished."""
-    preempted: bool = False
-    """It was asked to make room for another job: never counted as a failure."""
+    excused: bool = False
+    """It was asked to make room for another job, or operators released the job after it: never counted as a failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,7 +211,7 @@ def failures_without_progress(history: Sequence[PastAttempt], *, code: str, comm
         reached = (attempt.committed_step, attempt.last_step)
         if reached > furthest:
             furthest, since = reached, i
-    return sum(attempt.code == code and not attempt.preempted for attempt in row[since:])
+    return sum(attempt.code == code and not attempt.excused for attempt in row[since:])
 
 
 def _stopped(e: Evidence, *, cancelled: bool) -> FailureClass:
@@ -326,5 +327,5 @@ def _dead_letter(found: FailureClass, e: Evidence) -> FailureClass | None:
         fault=found.fault,
         retry=Retry.NEVER,
         message=f"{count} attempts ended as {found.code} without progress (the last at step {e.last_step}); last: {found.message}",
-        remedy="ask an operator to check the last attempt's log, then submit the job again",
+        remedy="operators look at its attempts and release it, and it goes on; or submit the job again",
     )

@@ -19,12 +19,18 @@ OF_A_STEP = {
     "train_loss": ("ft_job_loss", "Training loss of the newest step"),
     "learning_rate": ("ft_job_learning_rate", "Learning rate of the newest step"),
     "grad_norm": ("ft_job_grad_norm", "Gradient norm of the newest step, before clipping"),
+    "steps_per_s": ("ft_job_steps_per_second", "Steps per second of the newest step"),
     "tokens_per_s": ("ft_job_tokens_per_second", "Tokens per second of the newest step over all ranks"),
     "mfu": ("ft_job_mfu_ratio", "Model FLOP utilization of the newest step, if the device's peak is known"),
     "memory_bytes": ("ft_job_memory_bytes", "Peak allocated device memory, or resident memory without a GPU"),
     "gpu_utilization": ("ft_job_gpu_utilization_ratio", "GPU utilization at the newest step"),
 }
 """Gauges of a live job, taken from its newest metrics event under this name."""
+OF_A_VALIDATION = {
+    "valid_loss": ("ft_job_validation_loss", "Loss of the newest validation"),
+    "valid_perplexity": ("ft_job_validation_perplexity", "Perplexity of the newest validation"),
+}
+"""The same, taken from its newest validation."""
 
 
 def registry(recent: RecentGauges, meter: RequestMeter) -> CollectorRegistry:
@@ -173,6 +179,8 @@ def _of_jobs(live: Iterable[LiveJob]) -> Iterator[Metric]:
     yield family("ft_job_metrics_age_seconds", "Time since the newest step was reported", [(k, j.newest_age_s) for k, j in labelled])
     for field, (name, doc) in OF_A_STEP.items():
         yield family(name, doc, [(k, j.newest.get(field)) for k, j in labelled])
+    for field, (name, doc) in OF_A_VALIDATION.items():
+        yield family(name, doc, [(k, j.validation.get(field)) for k, j in labelled])
 
 
 def _gauge(name: str, doc: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:

@@ -19,7 +19,7 @@ from control_plane.attempts.tables import checkpoints, health_verdicts
 from control_plane.billing.metering import service as metering
 from control_plane.billing.tables import ledger_entries, ledger_postings, refund_cases
 from control_plane.datasets.tables import uploads
-from control_plane.jobs.tables import job_events, jobs
+from control_plane.jobs.tables import HAS_VALIDATION, job_events, jobs
 from control_plane.notifications.tables import deliveries, outbox
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState
@@ -55,6 +55,8 @@ class LiveJob:
     newest: Mapping[str, Any]
     """Its last metrics event; empty before the first step."""
     newest_age_s: float | None
+    validation: Mapping[str, Any]
+    """Its last validation; empty before the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,9 +158,13 @@ def _outcomes(conn: Connection) -> dict[tuple[str, str], int]:
     by_platform = sa.exists().where(
         job_events.c.job_id == jobs.c.id, job_events.c.level == "error", job_events.c.data["fault"].astext == Fault.PLATFORM
     )
-    outcome = sa.case((sa.and_(jobs.c.state == JobState.FAILED, by_platform), BY_PLATFORM), else_=jobs.c.state).label("outcome")
+    outcome = sa.case(
+        (jobs.c.state == JobState.DEAD_LETTER, BY_PLATFORM),
+        (sa.and_(jobs.c.state == JobState.FAILED, by_platform), BY_PLATFORM),
+        else_=jobs.c.state,
+    ).label("outcome")
     found = conn.execute(sa.select(jobs.c.tier, outcome, sa.func.count()).where(final).group_by(jobs.c.tier, "outcome")).all()
-    every = {(tier, outcome): 0 for tier in TIERS for outcome in (*(s.value for s in FINAL), BY_PLATFORM)}
+    every = {(tier, outcome): 0 for tier in TIERS for outcome in (*(s.value for s in FINAL - {JobState.DEAD_LETTER}), BY_PLATFORM)}
     return every | {(tier, ended): number for tier, ended, number in found}
 
 
@@ -231,14 +237,17 @@ def _sum(conn: Connection, column: sa.ColumnElement[Any], *which: sa.ColumnEleme
 
 
 def _live(conn: Connection, now: Any) -> list[LiveJob]:
-    """Jobs that hold GPUs, each with its newest event, found by an index."""
+    """Jobs that hold GPUs, each with its newest step and validation, found by indexes."""
     of_job = (job_events.c.job_id == jobs.c.id) & (job_events.c.type == "metrics") & job_events.c.data.has_key("train_loss")
     newest = (
         sa.select(job_events.c.data, job_events.c.created_at).where(of_job).order_by(job_events.c.seq.desc()).limit(1).lateral("newest")
     )
+    validated = sa.select(job_events.c.data).where(job_events.c.job_id == jobs.c.id, HAS_VALIDATION)
+    validation = validated.order_by(job_events.c.seq.desc()).limit(1).lateral("validation")
     query = (
-        sa.select(jobs, newest.c.data.label("newest"), newest.c.created_at.label("newest_at"))
+        sa.select(jobs, newest.c.data.label("newest"), newest.c.created_at.label("newest_at"), validation.c.data.label("validation"))
         .outerjoin(newest, sa.true())
+        .outerjoin(validation, sa.true())
         .where(jobs.c.state.in_([s.value for s in HOLDING_GPUS]))
     )
     return [
@@ -253,6 +262,7 @@ def _live(conn: Connection, now: Any) -> list[LiveJob]:
             beat_age_s=None if r.heartbeat_at is None else (now - r.heartbeat_at).total_seconds(),
             newest=r.newest or {},
             newest_age_s=None if r.newest_at is None else (now - r.newest_at).total_seconds(),
+            validation=r.validation or {},
         )
         for r in conn.execute(query).all()
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
 from datetime import datetime
 from typing import Any
@@ -178,7 +178,7 @@ def closed_unbilled(conn: Connection) -> tuple[int, datetime | None]:
     return int(number), oldest
 
 
-def running(conn: Connection, tenant: str | None, *, job_id: str | None = None) -> list[MeterEvent]:
+def running(conn: Connection, tenant: str | None, *, job_ids: Collection[str] | None = None) -> list[MeterEvent]:
     """Return the start of each attempt without an end that is not billed, of one tenant or (None) of all."""
     this = (meter_events.c.job_id == unbilled_attempts.c.job_id) & (meter_events.c.attempt == unbilled_attempts.c.attempt)
     attempt, observed = (meter_events.c.job_id, meter_events.c.attempt), meter_events.c.id.endswith(f"/{LAUNCHER}")
@@ -187,8 +187,8 @@ def running(conn: Connection, tenant: str | None, *, job_id: str | None = None) 
     )
     if tenant is not None:
         query = query.where(meter_events.c.tenant_id == tenant)
-    if job_id is not None:
-        query = query.where(meter_events.c.job_id == job_id)
+    if job_ids is not None:
+        query = query.where(meter_events.c.job_id.in_(job_ids))
     found = many(conn, query.order_by(*attempt, observed.desc(), meter_events.c.at), MeterEvent)
     return sorted(found, key=lambda start: (start.at, start.id))
 

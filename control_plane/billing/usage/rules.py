@@ -6,6 +6,7 @@ remainder), whatever the width. Buckets are calendar hours, days and months in U
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,10 +18,12 @@ from ft_assets.errors import InvalidRequest
 
 Width = Literal["hour", "day", "month"]
 WIDTHS: tuple[Width, ...] = get_args(Width)
-Dimension = Literal["job_id", "model", "gpu_type", "pricing", "kind", "tenant"]
+Dimension = Literal["job_id", "model", "gpu_type", "pricing", "kind", "api_key_id", "tenant"]
 OF_OPERATORS: tuple[Dimension, ...] = get_args(Dimension)
 DIMENSIONS = OF_OPERATORS[:-1]
-"""Dimensions that a tenant can group usage by."""
+"""Dimensions that a tenant can group usage by, beside the keys of jobs' metadata."""
+METADATA = re.compile(r"metadata\[(.{1,64})\]")
+"""Name of the dimension of a key of jobs' metadata, as in filters of jobs."""
 
 
 class Bucket(NamedTuple):
@@ -109,6 +112,12 @@ class Grouped:
     """By the values of the requested dimensions, in their order; a single group if none were requested."""
 
 
+def metadata_key(dimension: str) -> str | None:
+    """Return the key of jobs' metadata that a dimension names; None for another dimension."""
+    found = METADATA.fullmatch(dimension)
+    return found[1] if found else None
+
+
 def floor(when: datetime, width: Width) -> datetime:
     """Return the start of the bucket that contains `when`."""
     at = when.astimezone(UTC)
@@ -164,7 +173,7 @@ def split(entry: Entry, width: Width) -> list[Part]:
 
 
 def grouped(
-    lines: Iterable[Line], *, start: datetime, end: datetime, width: Width, by: Sequence[Dimension], most: int | None = None
+    lines: Iterable[Line], *, start: datetime, end: datetime, width: Width, by: Sequence[str], most: int | None = None
 ) -> list[Grouped]:
     """Sum by bucket and by the dimensions in `by`, whose values are the keys of `lines`. Includes empty buckets.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import reduce
@@ -95,7 +96,7 @@ def used(
     None: of all tenants, for operators, who may also group by tenant (`allowed`).
     """
     _check(start, end, width, by, allowed)
-    size, dimensions = cast(Width, width), cast("Sequence[Dimension]", by)
+    size = cast(Width, width)
     most = MAX_BUCKETS[size]
     edges = list(islice(usage.buckets(start, end, size), most + 1))
     if len(edges) > most:
@@ -107,8 +108,8 @@ def used(
         )
     begins, ends = edges[0].begins, edges[-1].ends
     with platform.engine.connect() as conn:
-        lines = usage_lines.of(conn, tenant, begins, ends, size, dimensions)
-        found = usage.grouped(lines, start=begins, end=ends, width=size, by=dimensions, most=MAX_RESULTS)
+        lines = usage_lines.of(conn, tenant, begins, ends, size, by)
+        found = usage.grouped(lines, start=begins, end=ends, width=size, by=by, most=MAX_RESULTS)
         running = unbilled(conn, platform, tenant)
         stored = None if tenant is None else latest_sample(conn, tenant)
     total = reduce(Total.and_, (total for one in found for _, total in one.results), Total())
@@ -132,16 +133,36 @@ def cost_of_job(platform: Platform, tenant: str, job_id: str) -> JobCost:
             )
         entries = [ledger.to_tenant(entry) for entry in ledger.of_job(conn, tenant, job_id)]
         cases = ledger.cases_of_job(conn, tenant, job_id)
-        running = unbilled(conn, platform, tenant, job_id=job_id)
+        running = unbilled(conn, platform, tenant, job_ids=[job_id])
     return JobCost(job_id=job_id, entries=entries, refund_cases=cases, unbilled=running, total=usage.total_of(entries))
 
 
-def unbilled(conn: Connection, platform: Platform, tenant: str | None, *, job_id: str | None = None) -> list[Unbilled]:
-    """Return the running attempts of `tenant` (None: of all), each with its time and price so far."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostSoFar:
+    billed_micros: int = 0
+    unbilled_micros: int = 0
+    """What the running attempt would cost if it ended now."""
+
+    @property
+    def cost_micros(self) -> int:
+        return self.billed_micros + self.unbilled_micros
+
+
+def costs_so_far(conn: Connection, platform: Platform, job_ids: Collection[str]) -> Mapping[str, CostSoFar]:
+    """Return what each of these jobs has cost, its running attempt included."""
+    billed = ledger.costs_of_jobs(conn, job_ids)
+    running = Counter[str]()
+    for one in unbilled(conn, platform, None, job_ids=job_ids):
+        running[one.job_id] += one.amount_micros
+    return {id_: CostSoFar(billed_micros=billed.get(id_, 0), unbilled_micros=running[id_]) for id_ in job_ids}
+
+
+def unbilled(conn: Connection, platform: Platform, tenant: str | None, *, job_ids: Collection[str] | None = None) -> list[Unbilled]:
+    """Return the running attempts of `tenant` (None: of all), each with its time and price so far; with `job_ids`, those of these jobs."""
     now = platform.clock()
     book = prices.load(platform.settings.prices_file)
     found = []
-    for start in metering.running(conn, tenant, job_id=job_id):
+    for start in metering.running(conn, tenant, job_ids=job_ids):
         so_far = _so_far(start, now)
         try:
             gpu_ms, amount, *_ = priced(so_far, book)
@@ -177,10 +198,11 @@ def _check(start: datetime, end: datetime, width: str, by: Sequence[str], dimens
         raise InvalidRequest(
             f"bucket_width {width[:40]!r} is unknown; it is {', '.join(usage.WIDTHS)}", code="invalid_bucket_width", param="bucket_width"
         )
-    unknown = [name for name in by if name not in dimensions]
+    unknown = [name for name in by if name not in dimensions and usage.metadata_key(name) is None]
     if unknown or len(set(by)) < len(by):
         raise InvalidRequest(
-            f"group_by {', '.join(by)[:80]!r} is not valid; use each of these at most once: {', '.join(dimensions)}",
+            f"group_by {', '.join(by)[:80]!r} is not valid; use each of these at most once: {', '.join(dimensions)}, and metadata[KEY] for "
+            "each key of jobs' metadata",
             code="invalid_group_by",
             param="group_by",
         )

@@ -16,7 +16,7 @@ from control_plane.billing.metering.rules import milliseconds
 from control_plane.billing.rules import Entry
 from control_plane.billing.tables import ledger_entries
 from control_plane.billing.usage import rules as usage
-from control_plane.billing.usage.rules import Bucket, Dimension, JobSum, Line, Part, Width
+from control_plane.billing.usage.rules import Bucket, JobSum, Line, Part, Width
 from control_plane.jobs.tables import jobs
 from control_plane.platform.records import record
 
@@ -24,19 +24,25 @@ STREAMED = 2000
 """Rows held at a time."""
 Entries = Callable[..., sa.Select[Any]]
 E = ledger_entries.c
-COLUMNS: Mapping[Dimension, sa.ColumnElement[Any]] = {
-    "job_id": E.job_id, "model": jobs.c.model, "gpu_type": E.gpu_type, "pricing": E.pricing, "kind": E.kind, "tenant": E.tenant_id,
+COLUMNS: Mapping[str, sa.ColumnElement[Any]] = {
+    "job_id": E.job_id, "model": jobs.c.model, "gpu_type": E.gpu_type, "pricing": E.pricing, "kind": E.kind,
+    "api_key_id": jobs.c.api_key_id, "tenant": E.tenant_id,
 }  # fmt: skip
 
 
 def of(
-    conn: Connection, tenant: str | None, begins: datetime, ends: datetime, width: Width, by: Sequence[Dimension]
+    conn: Connection, tenant: str | None, begins: datetime, ends: datetime, width: Width, by: Sequence[str]
 ) -> Iterator[Line]:  # fmt: skip
     """Return lines of `tenant`, or (None) of all, in the buckets between two edges; an entry that crosses an edge may also give lines
     beyond it."""
-    entries, keys = partial(_entries, tenant, begins, ends), [COLUMNS[name].label(f"key_{name}") for name in by]
+    entries, keys = partial(_entries, tenant, begins, ends), [_column(name).label(f"key_{number}") for number, name in enumerate(by)]
     yield from _within_buckets(conn, entries, width, keys)
     yield from _over_edges(conn, entries, width, keys)
+
+
+def _column(dimension: str) -> sa.ColumnElement[Any]:
+    key = usage.metadata_key(dimension)
+    return COLUMNS[dimension] if key is None else jobs.c.metadata[key].astext
 
 
 def costliest_jobs(conn: Connection, tenant: str, month: Bucket, *, most: int) -> list[JobSum]:

@@ -89,7 +89,8 @@ class PlatformUsage(Resource):
     ) -> Record:
         """Returns usage of this month, or from `start_time` to `end_time`, of all tenants or of one.
 
-        `group_by`: any of ``tenant``, ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``.
+        `group_by`: any of ``tenant``, ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``,
+        ``api_key_id``, ``metadata[KEY]``.
         """
         requested = given(
             tenant=tenant, start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by)
@@ -167,6 +168,22 @@ class WholeQueue(Resource):
         return self._api.call("GET", at("/v1/admin/queue"), params=given(limit=limit))
 
 
+class DeadLetters(Resource):
+    """Jobs that were given up after repeated failures of the platform."""
+
+    def list(self, *, limit: int = 100, after: str | None = None) -> Pages:
+        """Lists them, newest first."""
+        return self._api.pages(at("/v1/admin/dead_letters"), given(limit=limit, after=after))
+
+    def release(self, job_id: str) -> Record:
+        """Queues one again; its failures so far no longer count."""
+        return self._api.call("POST", at("/v1/admin/dead_letters/{job_id}/release", job_id))
+
+    def close(self, job_id: str) -> Record:
+        """Leaves one failed."""
+        return self._api.call("POST", at("/v1/admin/dead_letters/{job_id}/close", job_id))
+
+
 class Nodes(Resource):
     """The nodes of the pools, and which of them are drained."""
 
@@ -215,4 +232,5 @@ class Admin(Resource):
         self.audit_log = PlatformAuditLog(connection)
         self.queue = WholeQueue(connection)
         self.recipes = OperatorRecipes(connection)
+        self.dead_letters = DeadLetters(connection)
         self.nodes = Nodes(connection)

@@ -24,7 +24,8 @@ class UsageReports(Resource):
     ) -> Record:
         """Returns usage of this month, or from `start_time` to `end_time`: ended work by the time it ran, running work as ``unbilled``.
 
-        `bucket_width` (UTC): ``hour``, ``day``, ``month``. `group_by`: any of ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``.
+        `bucket_width` (UTC): ``hour``, ``day``, ``month``. `group_by`: any of ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``,
+        ``api_key_id``, ``metadata[KEY]``.
         """
         requested = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
         return self._api.call("GET", at("/v1/usage"), params=requested)

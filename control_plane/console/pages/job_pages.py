@@ -13,7 +13,6 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse, Response
 
 from control_plane.adapters import service as adapters
-from control_plane.billing.usage import service as usage
 from control_plane.console.documents.charts import MAX_POINTS, curves
 from control_plane.console.documents.evaluation_page import evaluation_values
 from control_plane.console.pages.job_timeline import timeline
@@ -80,7 +79,6 @@ def job_page(page: PageDep, job_id: str, compare: Annotated[list[str] | None, Qu
         filenames=filenames,
         others=others,
         choices=_choices(page, job_id) if compare is not None else (),
-        cost=usage.cost_of_job(platform, tenant, job_id),
         allowed={target.value for target in TRANSITIONS[view.job.state]},
         is_over=view.job.state in FINAL,
     )
@@ -104,7 +102,7 @@ class Failure:
 
 def _failure(page: Page, job: Job) -> Failure | None:
     """Return the failure of a job, or of its adapter in the evaluation; None if neither failed."""
-    if job.state is not JobState.FAILED:
+    if job.state not in (JobState.FAILED, JobState.DEAD_LETTER):
         return None
     error = job.error or {}
     code = error.get("code") or "failed"

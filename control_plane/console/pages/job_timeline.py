@@ -13,10 +13,10 @@ TITLES = {
     "job_created": "Submitted", "job_validating": "Preparing the data", "job_queued": "In the queue", "job_resumed": "In the queue again",
     "job_provisioning": "Starting", "job_running": "Training", "job_pausing": "Pausing", "job_paused": "Paused",
     "job_preempted": "Preempted", "job_evaluating": "Evaluating", "job_succeeded": "Succeeded", "job_reused": "Succeeded",
-    "job_failed": "Failed", "job_cancelled": "Cancelled",
+    "job_failed": "Failed", "job_cancelled": "Cancelled", "job_dead_letter": "Given up", "job_released": "In the queue again",
 }  # fmt: skip
 """Events that begin an entry."""
-MARKS = {"job_failed": "failed", "job_cancelled": "failed", "job_preempted": "warn", "job_paused": "warn"}
+MARKS = {"job_failed": "failed", "job_dead_letter": "failed", "job_cancelled": "failed", "job_preempted": "warn", "job_paused": "warn"}
 ROAD = (
     (JobState.QUEUED, "In the queue"), (JobState.PROVISIONING, "Starting"), (JobState.RUNNING, "Training"),
     (JobState.EVALUATING, "Evaluating"), (JobState.SUCCEEDED, "Succeeded"),

@@ -48,6 +48,8 @@ NOTICES = {
     "cancelled": "The job was cancelled.",
     "paused": "The job pauses at its next checkpoint.",
     "resumed": "The job is queued again.",
+    "released": "The job is queued again.",
+    "closed": "The job stays failed.",
     "promoted": "The model is in production.",
     "rolled-back": "The model was withdrawn, and the one before it serves again.",
     "deprecated": "The model is no longer served. Its files are kept for 30 days.",

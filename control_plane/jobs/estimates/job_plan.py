@@ -204,10 +204,12 @@ def evaluation_gpus(pools: Sequence[Pool], model: BaseModel, *, adapter: str, ra
     )
 
 
-def likely_pool(platform: Platform, request: JobRequest, model: BaseModel, *, tier: str, num_gpus: int, expected_s: float) -> Pool:
+def likely_pool(
+    platform: Platform, request: JobRequest, model: BaseModel, *, tier: str, num_gpus: int, expected_s: float, spot: bool
+) -> Pool:
     """Return the pool where a job most likely runs, whose price an estimate uses: the first in the policy's order that can hold it."""
     kind, all_pools = job_class(request.adapter, model.num_parameters), configured_pools.planned(platform)
-    spot = may_use_spot(spot=request.spot, tier=tier, expected_s=expected_s)
+    spot = may_use_spot(spot=spot, tier=tier, expected_s=expected_s)
     found = in_order(all_pools, tier=tier, kind=kind, num_gpus=num_gpus, spot=spot)
     return found[0] if found else pool_for(all_pools, tier, kind)
 

@@ -11,8 +11,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import sqlalchemy as sa
 from numpy.typing import NDArray
 
+from control_plane.adapters.tables import is_in_production
 from control_plane.billing import prices as price_lists
 from control_plane.billing.prices import PriceList
 from control_plane.capacity.pools import Pool, job_class
@@ -97,11 +99,12 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     seconds, epochs, total_steps = expected.expected_s, spec.optimization.num_epochs, spec.total_steps(num_rows=rows)
     evaluation_s = expected_time.evaluation_s(model, placed.evaluation_replicas)
     gpu_seconds = seconds * spec.world_size + evaluation_s * placed.evaluation_gpus
-    pool = job_plan.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds)
+    spot = _may_use_spot(platform, tenant, request, model)
+    pool = job_plan.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds, spot=spot)
     prices, now = price_lists.load(platform.settings.prices_file).at(platform.clock()), platform.clock().timestamp()
     this = scheduler.Waiting(
         job_id=expected_time.THIS, tenant=tenant, tier=tier, num_gpus=spec.world_size, queued_at=now, expected_s=seconds,
-        job_class=job_class(spec.adapter, model.num_parameters), spot=request.spot,
+        job_class=job_class(spec.adapter, model.num_parameters), spot=spot,
     )  # fmt: skip
     queue = queue_snapshot(platform)
     start = scheduler.projected_start(replace(queue, waiting=[*queue.waiting, this]), this.job_id, now=now)
@@ -123,7 +126,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         seconds_to_start=None if start is None else round(start - now, 1),
         seconds_to_finish=None if start is None else round(start - now + seconds + evaluation_s, 1),
         estimated_start=None if start is None else int(start),
-        estimated_finish=None if start is None else int(start + seconds),
+        estimated_finish=None if start is None else int(start + seconds + evaluation_s),
         starts_within_s=tier_named(tier).starts_within_s,
         quota=JobQuota(**quotas.of_estimate(platform, tenant, gpu_seconds, counted=tokens.counted).to_dict()),
         recipe=spec.recipe,
@@ -131,6 +134,14 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         memory=placed.fit.to_dict(),
         assumptions=_assumptions(placed, tokens, spec, total_steps, expected, evaluation_s, pool, prices, tier, start),
     )
+
+
+def _may_use_spot(platform: Platform, tenant: str, request: JobRequest, model: BaseModel) -> bool:
+    """Whether the job would be one that may use spot GPUs (``control_plane.queue.snapshot.MAY_USE_SPOT``)."""
+    if not request.spot or not request.auto_promote:
+        return request.spot
+    with platform.engine.connect() as conn:
+        return not conn.execute(sa.select(is_in_production(tenant, model.id, request.suffix))).scalar_one()
 
 
 def _result(spec: TrainingSpec, *, starts_servers: bool) -> schemas.EstimatedResult:

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
 from control_plane.attempts.tables import checkpoints
-from control_plane.billing.ledger import costs_of_jobs
+from control_plane.billing.usage.service import costs_so_far
 from control_plane.jobs.sweeps.schemas import ComparedJob, JobComparison
 from control_plane.jobs.tables import HAS_VALIDATION, Job, job_events, jobs
 from control_plane.platform.context import Platform
@@ -43,16 +43,16 @@ def compare(platform: Platform, tenant: str, job_ids: Sequence[str]) -> JobCompa
             raise NotFound(
                 f"no fine-tuning job {unknown[0][:80]!r}; list yours with GET /v1/fine_tuning/jobs", code="fine_tune_not_found", param="ids"
             )
-        return side_by_side(conn, [found[i] for i in job_ids], now=platform.clock())
+        return side_by_side(platform, conn, [found[i] for i in job_ids], now=platform.clock())
 
 
 def jobs_by_id(conn: Connection, job_ids: Collection[str], *only: sa.ColumnElement[bool]) -> dict[str, Job]:
     return {job.id: job for job in many(conn, sa.select(*columns(jobs, Job)).where(jobs.c.id.in_(job_ids), *only), Job)}
 
 
-def side_by_side(conn: Connection, compared: Sequence[Job], *, now: datetime) -> JobComparison:
-    results, costs = measured(conn, compared), costs_of_jobs(conn, [job.id for job in compared])
-    made = [_compared(job, results[job.id], costs.get(job.id, 0), now) for job in compared]
+def side_by_side(platform: Platform, conn: Connection, compared: Sequence[Job], *, now: datetime) -> JobComparison:
+    results, costs = measured(conn, compared), costs_so_far(conn, platform, [job.id for job in compared])
+    made = [_compared(job, results[job.id], costs[job.id].cost_micros, now) for job in compared]
     return JobComparison(jobs=made, differing=_differing([one.hyperparameters for one in made]))
 
 

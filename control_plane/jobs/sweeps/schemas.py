@@ -140,7 +140,7 @@ class ComparedJob(ApiModel):
     trained_tokens: int | None
     """Tokens trained on; null until training finishes."""
     cost_micros: int
-    """Cost billed so far, in micro-dollars."""
+    """Cost so far, in micro-dollars, its running attempt included."""
     duration_s: float | None
     """Seconds from first start to end (or until now), time in the queue between attempts included; null if it never started."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.billing.ledger import costs_of_jobs
+from control_plane.billing.usage.service import CostSoFar, costs_so_far
 from control_plane.jobs import duplicate_requests
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
@@ -98,7 +98,7 @@ def _known(conn: Connection, tenant: str, sha256: str, attempt: duplicate_reques
 def get(platform: Platform, tenant: str, sweep_id: str) -> schemas.Sweep:
     """Return the sweep with its trials; ``NotFound`` for another tenant's."""
     with platform.engine.connect() as conn:
-        return _views(conn, [_row(conn, tenant, sweep_id)])[0]
+        return _views(platform, conn, [_row(conn, tenant, sweep_id)])[0]
 
 
 def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[schemas.Sweep]:
@@ -106,7 +106,7 @@ def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, li
     keys, query = (sweeps.c.created_at, sweeps.c.id), sa.select(sweeps).where(sweeps.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
         found = page(conn, query, keys, of=Sweep, id_column=sweeps.c.id, after=after, limit=limit, max_limit=100)
-        return Page(items=_views(conn, found.items, measure=False), has_more=found.has_more)
+        return Page(items=_views(platform, conn, found.items, measure=False), has_more=found.has_more)
 
 
 def compare(platform: Platform, tenant: str, sweep_id: str) -> schemas.JobComparison:
@@ -114,14 +114,14 @@ def compare(platform: Platform, tenant: str, sweep_id: str) -> schemas.JobCompar
     job_ids = [t.job_id for t in get(platform, tenant, sweep_id).trials if t.job_id is not None]
     with platform.engine.connect() as conn:
         found = comparison.jobs_by_id(conn, job_ids)
-        return comparison.side_by_side(conn, [found[i] for i in dict.fromkeys(job_ids)], now=platform.clock())
+        return comparison.side_by_side(platform, conn, [found[i] for i in dict.fromkeys(job_ids)], now=platform.clock())
 
 
 def cancel(platform: Platform, tenant: str, sweep_id: str) -> schemas.Sweep:
     """Submit no further trial and cancel the unfinished jobs. Cancelling again changes nothing."""
     with platform.engine.begin() as conn:
         sweep = _row(conn, tenant, sweep_id, lock=True)
-        view = _views(conn, [sweep])[0]
+        view = _views(platform, conn, [sweep])[0]
         if view.status not in (SweepStatus.RUNNING, SweepStatus.CANCELLED):
             raise Conflict(f"sweep {sweep_id} is already {view.status} and cannot be cancelled", code="invalid_state", param="status")
         if sweep.cancelled_at is None:
@@ -224,7 +224,7 @@ def _say_why(platform: Platform, tenant: str, sweep_id: str, error: FtError) -> 
 def _submitted(platform: Platform, sweep: Sweep, trial: SweepTrial) -> Mapping[str, Any]:
     body = trial_body(sweep.request, sweep.settings["seed"], trial.parameters)
     attempt = duplicate_requests.Attempt(received_at=platform.clock(), key=f"{sweep.id}/{trial.number}", scope=TRIAL)
-    found = jobs.submit(platform, sweep.tenant_id, JobRequest.from_body(body), attempt)
+    found = jobs.submit(platform, sweep.tenant_id, JobRequest.from_body(body), attempt, api_key_id=sweep.api_key_id)
     return {"job_id": found.job.id, "reused": found.reused or found.job.created_at < sweep.created_at, "error": sa.null()}
 
 
@@ -288,7 +288,7 @@ def _insert(
         raise QuotaExceeded(f"sweep limit reached ({num_open} open, limit {MAX_OPEN}); wait until one ends, or cancel one")
     sweep_id = f"ftsweep-{uuid.uuid4().hex[:24]}"
     values = {"id": sweep_id, "tenant_id": tenant, "request": dict(request), "settings": asdict(settings), "created_at": platform.clock()}
-    conn.execute(sa.insert(sweeps).values(**values))
+    conn.execute(sa.insert(sweeps).values(**values, api_key_id=platform.api_key_id))
     rows = [{"sweep_id": sweep_id, "number": n, "parameters": dict(p)} for n, p in enumerate(trials)]
     conn.execute(sa.insert(sweep_trials), rows)
     return sweep_id
@@ -333,13 +333,13 @@ def _row(conn: Connection, tenant: str, sweep_id: str, *, lock: bool = False) ->
     return found
 
 
-def _views(conn: Connection, found: Sequence[Sweep], *, measure: bool = True) -> list[schemas.Sweep]:
+def _views(platform: Platform, conn: Connection, found: Sequence[Sweep], *, measure: bool = True) -> list[schemas.Sweep]:
     mine = sweep_trials.c.sweep_id.in_([sweep.id for sweep in found])
     trials = many(conn, sa.select(sweep_trials).where(mine).order_by(sweep_trials.c.sweep_id, sweep_trials.c.number), SweepTrial)
     job_ids = {t.job_id for t in trials if t.job_id}
     by_id = comparison.jobs_by_id(conn, job_ids)
     measured = comparison.measured(conn, by_id.values()) if measure else {}
-    costs = costs_of_jobs(conn, job_ids)
+    costs = costs_so_far(conn, platform, job_ids)
 
     def value(trial: SweepTrial, metric: str) -> float | None:
         return measured.get(trial.job_id or "", {}).get(metric)
@@ -353,14 +353,14 @@ def _views(conn: Connection, found: Sequence[Sweep], *, measure: bool = True) ->
     return made
 
 
-def _trial(trial: SweepTrial, job: Job | None, value: float | None, costs: Mapping[str, int]) -> schemas.SweepTrial:
+def _trial(trial: SweepTrial, job: Job | None, value: float | None, costs: Mapping[str, CostSoFar]) -> schemas.SweepTrial:
     """`job`: None while the trial waits for room, or if it was refused."""
     return schemas.SweepTrial.of(
         trial,
         status=("refused" if trial.error else "waiting") if job is None else openai_status(job.state),
         fine_tuned_model=None if job is None else job.fine_tuned_model,
         value=value,
-        cost_micros=0 if job is None or trial.reused else costs.get(job.id, 0),
+        cost_micros=0 if job is None or trial.reused else costs[job.id].cost_micros,
     )
 
 

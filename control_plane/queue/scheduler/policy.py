@@ -306,10 +306,10 @@ class _Round:
         return self._orders[premium]
 
     def _is_candidate(self, job: Running, *, premium: bool) -> bool:
-        if preemption.is_protected(job, now=self.now, rules=self.rules):
+        if job.tier == RESERVED_FOR or preemption.is_protected(job, now=self.now, rules=self.rules):
             return False
         if premium:
-            return preemption.yields_to_premium(job, now=self.now, rules=self.rules)
+            return True
         least_queue_wait = self.max_queue_waits.get(self._kinds.of(job).group, 0.0)
         return preemption.yields_to_slice(job, least_queue_wait=least_queue_wait, now=self.now, rules=self.rules)
 

@@ -62,17 +62,14 @@ def is_protected(job: Running, *, now: float, rules: Rules) -> bool:
 
     1. It is being stopped, another transaction has locked its rows, or it starts in this very cycle.
     2. It is nearly done, or runs past its estimate.
-    3. It was stopped before, and this attempt has not run for the cool-down.
+    3. It is past a share of its expected time.
+    4. It was stopped before, and this attempt has not run for the cool-down.
     """
     left = job.expected_end - now
-    if job.stopping or not job.stoppable or job.started_at >= now or left < rules.least_left_s:
+    least_left = max(rules.least_left_s, (1.0 - rules.protect_past) * job.expected_s)
+    if job.stopping or not job.stoppable or job.started_at >= now or left < least_left:
         return True
     return job.preemptions > 0 and now - job.started_at < rules.cool_down_s
-
-
-def yields_to_premium(job: Running, *, now: float, rules: Rules) -> bool:
-    """Rule 5.1: a job of a lower tier makes room for a premium one, unless it is past a share of its expected time."""
-    return job.tier != RESERVED_FOR and job.expected_end - now >= (1.0 - rules.protect_past) * job.expected_s
 
 
 def yields_to_slice(job: Running, *, least_queue_wait: float, now: float, rules: Rules) -> bool:

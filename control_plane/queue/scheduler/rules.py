@@ -44,7 +44,7 @@ class Rules:
     unsaved_share: float = 0.1
     """Share of the work since the last checkpoint that a stop is assumed to lose: a notice saves it unless the process dies first."""
     protect_past: float = 0.8
-    """Share of its expected time past which a job is not stopped for a premium one."""
+    """Share of its expected time past which a job is not stopped."""
     least_left_s: float = 900.0
     """A job with less than this left is not stopped: it ends soon anyway."""
     cool_down_s: float = 1800.0

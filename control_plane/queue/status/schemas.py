@@ -59,7 +59,7 @@ class QueuedJob(ApiModel):
     estimated_start: EpochSeconds | None
     """Expected start as Unix time in seconds; null if no start can be foreseen."""
     estimated_finish: EpochSeconds | None
-    """Expected finish of training as Unix time in seconds; null if no start can be foreseen."""
+    """Expected finish, evaluation included, as Unix time in seconds; null if no start can be foreseen."""
     due_at: EpochSeconds | None
     """Unix time in seconds after which no later job of its tier is started before it; null if not determined yet."""
     ahead: Ahead | None

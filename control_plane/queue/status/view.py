@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -244,11 +244,16 @@ def _waiting(conn: Connection, now: datetime, which: sa.ColumnElement[bool], *, 
     query = sa.select(
         j.id, j.tenant_id.label("tenant"), j.model, j.tier, j.num_gpus, j.job_class, j.queue_position.label("position"), j.reason,
         j.reason_detail, j.queued_at, waited(now).label("waited_s"), j.expected_s, j.expected_start_at.label("estimated_start"),
-        j.estimated_finish_at.label("estimated_finish"), j.due_at, j.ahead, j.promise, j.preemptions,
+        (j.estimated_finish_at + _seconds(sa.func.coalesce(j.evaluation_s, 0.0))).label("estimated_finish"), j.due_at, j.ahead, j.promise,
+        j.preemptions,
         sa.func.coalesce(j.request["spot"].as_boolean(), sa.false()).label("spot"),
     )  # fmt: skip
     order = (j.queue_position.asc().nulls_last(), j.queued_at, j.id)
     return many(conn, query.where(which, j.state == JobState.QUEUED).order_by(*order).limit(limit), QueuedJob)
+
+
+def _seconds(number: sa.ColumnElement[float]) -> sa.ColumnElement[timedelta]:
+    return sa.func.make_interval(0, 0, 0, 0, 0, 0, number)
 
 
 def _running(conn: Connection, which: sa.ColumnElement[bool]) -> list[RunningJob]:
@@ -256,7 +261,7 @@ def _running(conn: Connection, which: sa.ColumnElement[bool]) -> list[RunningJob
     exported_s = sa.select(exports.c.expected_s).where(exports.c.id == r.export_id).scalar_subquery()
     takes_s = sa.case((r.kind == Kind.EVALUATE, j.evaluation_s), (r.kind == Kind.EXPORT, exported_s), else_=j.expected_s)
     ends = sa.case((r.kind == Kind.TRAIN, j.estimated_finish_at))
-    end = sa.func.coalesce(ends, r.granted_at + sa.func.make_interval(0, 0, 0, 0, 0, 0, takes_s))
+    end = sa.func.coalesce(ends, r.granted_at + _seconds(takes_s))
     query = sa.select(
         j.id, j.tenant_id.label("tenant"), j.model, j.tier, j.state, r.attempt, r.pool, r.num_gpus, r.placement, r.backfill,
         r.granted_at.label("since"), end.label("estimated_end"), j.step, j.total_steps, j.preemptions, r.stop_asked_at,

@@ -97,6 +97,7 @@ NEEDED: Mapping[str, str] = {
         GET /v1/admin/refunds, POST /v1/admin/refunds/{{case_id}}/grant, POST /v1/admin/refunds/{{case_id}}/refuse,
         POST /v1/admin/adjustments, GET /v1/admin/ledger, GET /v1/admin/ledger/check,
         GET /v1/admin/nodes, GET /v1/admin/nodes/{{node}}, POST /v1/admin/nodes/{{node}}/drain, POST /v1/admin/nodes/{{node}}/undrain,
+        GET /v1/admin/dead_letters, POST /v1/admin/dead_letters/{{job_id}}/release, POST /v1/admin/dead_letters/{{job_id}}/close,
         GET /v1/admin/recipes, POST /v1/admin/recipes, POST /v1/admin/recipes/{{name}}/retire,
         GET /v1/admin/queue, GET /v1/admin/usage, GET {TENANT}/ledger, GET {TENANT}/invoices, GET {TENANT}/invoices/{{month}}""",
 }

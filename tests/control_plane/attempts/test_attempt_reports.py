@@ -165,7 +165,7 @@ def test_a_start_that_was_reported_twice_is_shown_once_as_running(queued: Callab
     with platform.engine.begin() as conn:
         job = jobs.get(platform, tenant, job_id).job
         endings.report_started(conn, platform, held, job, at=endings.moment(1000.0), now=platform.clock(), seen=True)
-        (start,) = metering.running(conn, tenant, job_id=job_id)
+        (start,) = metering.running(conn, tenant, job_ids=[job_id])
     assert start.at == endings.moment(1000.0)
 
 

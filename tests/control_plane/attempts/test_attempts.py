@@ -143,6 +143,43 @@ def test_work_that_is_done_again_counts_for_every_gpu_of_the_attempt(queued: Cal
         assert conn.execute(sa.select(attempts_table.c.lost_s).where(attempts_table.c.job_id == job_id)).scalar_one() == 10.0
 
 
+def test_estimated_finish_includes_the_evaluation(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(evaluation_s=600.0))
+    held = held_by(platform, tenant, job_id)
+    report(platform, held, *({"step": n, "total_steps": 10, "loss": 1.0, "tokens_per_s": 5.0, "time": 100.0 + n} for n in (1, 2)))
+    job = jobs.get(platform, tenant, job_id).job
+    assert job.estimated_finish is not None and job.estimated_finish_at is not None
+    assert (job.estimated_finish - job.estimated_finish_at).total_seconds() == 600.0
+    attempts.finish(platform, held, ending())
+    left = [left_s(platform, tenant, job_id)]
+    report(platform, held_by(platform, tenant, job_id), phase="generate", evaluation={"phase": "generate", "done": 1, "eta_s": 90.0})
+    left.append(left_s(platform, tenant, job_id))
+    assert left == [pytest.approx(600.0, abs=30.0), pytest.approx(90.0, abs=30.0)], "once it evaluates, of the evaluation alone"
+
+
+def left_s(platform: Platform, tenant: str, job_id: str) -> float:
+    finish = jobs.get(platform, tenant, job_id).job.estimated_finish
+    assert finish is not None
+    return (finish - platform.clock()).total_seconds()
+
+
+def test_running_attempt_counts_in_the_cost_so_far_until_it_is_billed(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    assert jobs.get(platform, tenant, job_id).cost_micros == 0, "nothing has started"
+    began = platform.clock().timestamp() - 3600
+    attempts.mark_started(platform, held, started_at=began)
+    (listed,) = jobs.list_jobs(platform, tenant).items
+    assert listed.unbilled_micros == listed.cost_micros == pytest.approx(1_000_000, rel=0.1), "an hour of one GPU"
+    done = ending()
+    attempts.finish(platform, held, replace(done, status=replace(done.status, started_at=began, ended_at=began + 3600)))
+    billed = jobs.get(platform, tenant, job_id)
+    assert billed.unbilled_micros == 0
+    assert billed.cost_micros == sum(e.amount_micros for e in ledger(platform, job_id)) == 1_000_000
+
+
 def test_a_diverged_attempt_fails_the_job_with_advice_and_is_paid(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,13 @@ from ft_assets.training.failures import FailureClass, Retry
 from tests.support.jobs.claimed_job import ending, failure, held_by, report, resume_from
 from tests.support.jobs.started_job import start_job
 from tests.support.jobs.training_specs import SPEC
+
+POOLS = """\
+pools:
+  - name: local
+    gpu_type: {gpu_type}
+    nodes: [{{name: local, gpus: 1}}]
+"""
 
 
 @pytest.fixture
@@ -122,6 +130,33 @@ def test_the_pace_of_jobs_alike_is_expected_of_the_next_one(
         optimization = replace(SPEC.optimization, per_device_batch_size=per_device)
         other = replace(claim, frozen_spec=replace(SPEC, max_seq_len=max_seq_len, optimization=optimization))
         assert (health.begin(fresh_platform, other).signs.expected is not None) == alike, (max_seq_len, per_device)
+
+
+@pytest.mark.parametrize(("gpu_type", "slow"), [("h100-80gb", True), ("local", False)])
+def test_first_job_that_is_slow_from_its_first_step_is_reported(
+    fresh_platform: Platform, held: Claim, tmp_path: Path, gpu_type: str, slow: bool
+) -> None:
+    (tmp_path / "pools.yaml").write_text(POOLS.format(gpu_type=gpu_type))
+    platform = replace(fresh_platform, settings=replace(fresh_platform.settings, pools_file=tmp_path / "pools.yaml"))
+    with platform.engine.begin() as conn:
+        by_the_model = {"modelled_s": 515.0, "setup_s": 15.0, "expected_s": 1030.0, "total_steps": 1000}  # a second for each step
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == held.job_id).values(by_the_model))
+    watch = health.begin(platform, held)
+    tell(watch, *({**step, "step_s": 2.5} for step in steps(1, 14, pace=400.0)))
+    found = events(platform, held.job_id)
+    assert [e.code for e in found] == (["throughput_low"] if slow else [])
+    assert not slow or "40% of the 1,000 expected (the cost model, corrected by earlier jobs on such GPUs)" in found[0].message
+
+
+def test_run_that_beats_the_cost_model_is_held_against_its_own_steps(fresh_platform: Platform, held: Claim, tmp_path: Path) -> None:
+    (tmp_path / "pools.yaml").write_text(POOLS.format(gpu_type="h100-80gb"))
+    platform = replace(fresh_platform, settings=replace(fresh_platform.settings, pools_file=tmp_path / "pools.yaml"))
+    with platform.engine.begin() as conn:
+        by_the_model = {"modelled_s": 5015.0, "setup_s": 15.0, "expected_s": 5015.0, "total_steps": 1000}
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == held.job_id).values(by_the_model))
+    watch = health.begin(platform, held)
+    tell(watch, *steps(1, 40), *({**step, "step_s": 2.5} for step in steps(41, 70, pace=400.0)))
+    assert [e.code for e in events(platform, held.job_id)] == ["throughput_low"]
 
 
 def test_divergence_is_told_from_the_exit_evidence_and_the_end_closes_what_is_raised(fresh_platform: Platform, held: Claim) -> None:

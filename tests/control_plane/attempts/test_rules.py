@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from control_plane.attempts.rules import EARLY_STEPS, PLATEAU_STEPS, RULES, Pace, Signs, Step, judge, own_pace, slow_gpus
+from control_plane.attempts.rules import (
+    EARLY_STEPS, PLATEAU_STEPS, RULES, Pace, Signs, Step, faster, judge, modelled_pace, own_pace, slow_gpus,
+)
 
 
 def signs(steps: list[Step] | None = None, **given: Any) -> Signs:
@@ -105,6 +107,22 @@ def test_an_attempt_without_history_is_held_against_its_own_early_steps() -> Non
     assert verdict.code == "throughput_low"
     assert "30% of the 1,000 expected (the median of 20 early steps of its own)" in verdict.message
     assert own_pace(signs(paced((22, 1000.0)))) is None
+
+
+@pytest.mark.parametrize(("total_steps", "reported"), [(10_000, 13), (12, 7), (6, 6)])
+def test_run_that_is_slow_from_its_first_step_is_held_against_the_cost_model(total_steps: int, reported: int) -> None:
+    steps = [Step(step=n + 1, tokens_per_s=400.0, step_s=2.5) for n in range(reported)]
+    known = signs(steps, total_steps=total_steps)
+    (verdict,) = judge(replace(known, expected=modelled_pace(known, 1.0)))
+    assert verdict.code == "throughput_low" and "40% of the 1,000 expected (the cost model" in verdict.message
+    assert codes(replace(known, expected=modelled_pace(known, 1.3))) == [], "above half"
+    assert codes(replace(known, steps=steps[:-1], expected=modelled_pace(known, 1.0))) == [], "too few steps to tell"
+    assert modelled_pace(signs(), 1.0) is None
+
+
+def test_faster_pace_counts() -> None:
+    slow, fast = Pace(tokens_per_s=1.0, source="a"), Pace(tokens_per_s=2.0, source="b")
+    assert faster(slow, fast) is fast and faster(fast, None) is fast and faster(None, slow) is slow and faster(None, None) is None
 
 
 def test_pace_and_waiting_are_judged_behind_the_start_of_the_attempt() -> None:

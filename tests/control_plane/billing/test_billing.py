@@ -18,6 +18,7 @@ from control_plane.billing import storage_usage
 from control_plane.billing.invoices import rules as invoicing
 from control_plane.billing.invoices import service as invoices
 from control_plane.cli import command_tree as cli
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.tenants import operators
 from control_plane.tenants import service as tenants
@@ -76,7 +77,14 @@ def test_usage_is_grouped_by_what_is_asked_for(api: httpx.Client, job: MeteredJo
         ("tiny-base", "refund", -4_000_000),
         ("tiny-base", "usage", 14_000_000),
     ]
-    for params in ({"group_by": "colour"}, {"group_by": "kind,kind"}, {"bucket_width": "week"}, {"start_time": 9, "end_time": 5}):
+    for params in (
+        {"group_by": "metadata[]"},
+        {"group_by": f"metadata[{'x' * 65}]"},
+        {"group_by": "colour"},
+        {"group_by": "kind,kind"},
+        {"bucket_width": "week"},
+        {"start_time": 9, "end_time": 5},
+    ):
         assert api.get("/usage", params=params).status_code == 400
     assert api.get("/usage", params={"start_time": 0, "bucket_width": "hour"}).json()["error"]["code"] == "invalid_range"
     future = api.get("/usage", params={"start_time": 4102444800}).json()["error"]
@@ -114,6 +122,19 @@ def test_operators_see_usage_by_tenant_and_each_tenants_bills_with_who_decided(
     assert ok(operator.get(f"/tenants/{tenant.id}/invoices/2026-03"))["status"] == "draft"
     for path in ("/usage?tenant=nobody", "/tenants/nobody/ledger", "/tenants/nobody/invoices", "/tenants/nobody/invoices/2026-03"):
         assert operator.get(path).json()["error"]["code"] == "tenant_not_found"
+
+
+def test_usage_is_grouped_by_the_key_that_submitted_and_by_keys_of_metadata(api: httpx.Client, platform: Platform, job: MeteredJob) -> None:
+    with platform.engine.begin() as conn:
+        named = {"api_key_id": "key_ci", "metadata": {"cost center": "nlp"}}
+        conn.execute(sa.update(jobs).where(jobs.c.id == job.id).values(named))
+    by = {**RANGE, "bucket_width": "month", "group_by": "api_key_id,metadata[cost center]"}
+    (bucket,) = ok(api.get("/usage", params=by))["data"]
+    assert [(r["api_key_id"], r["metadata"], r["amount_micros"]) for r in bucket["results"]] == [
+        ("key_ci", {"cost center": "nlp"}, 10_000_000)
+    ]
+    (row,) = csv.DictReader(io.StringIO(api.get("/usage.csv", params=by).text))
+    assert (row["api_key_id"], row["metadata[cost center]"], row["amount_micros"]) == ("key_ci", "nlp", "10000000")
 
 
 def test_the_table_of_usage_has_the_sums_of_its_json(api: httpx.Client, job: MeteredJob) -> None:

@@ -16,8 +16,10 @@ import sqlalchemy as sa
 from control_plane.api.app import create_app
 from control_plane.billing import ledger
 from control_plane.capacity import nodes
+from control_plane.jobs.transitions import transition
 from control_plane.notifications.tables import deliveries
 from control_plane.platform.context import Actor, Platform
+from control_plane.platform.job_states import JobState
 from control_plane.tenants import audit_log, operators
 from control_plane.tenants import service as tenants
 from tests.support.console.tenant_pages import HOSTILE
@@ -189,6 +191,27 @@ def test_a_node_is_drained_and_taken_back_by_the_operator_who_signed_in(world: O
     assert nodes.get(world.platform, "small-2").drained_at is None
     assert operator.post("/console/operator/nodes/small-9/undrain").status_code == 404
     assert operator.post("/console/operator/nodes/small-2/drain", reason="  ").status_code == 400
+
+
+def test_a_dead_letter_is_released_or_closed_on_the_overview(world: OperatorWorld, operator: Visitor) -> None:
+    job = world.queue.job(world.beta)
+    error = {"code": "dead_letter", "message": f"3 attempts ended as node_lost{HOSTILE}", "param": None}
+
+    def give_up() -> None:
+        for state in (JobState.PROVISIONING, JobState.DEAD_LETTER):
+            with world.platform.engine.begin() as conn:
+                transition(conn, job, state, message="", error=error)
+
+    give_up()
+    page = operator.get("/console/operator")
+    assert job in page and "3 attempts ended as node_lost" in page and HOSTILE not in page
+    assert "FtDeadLetters" in page
+    assert operator.post(f"/console/operator/dead-letters/{job}/release").headers["location"] == "/console/operator?notice=released"
+    assert world.queue.row(job).state == "queued"
+    give_up()
+    assert operator.post(f"/console/operator/dead-letters/{job}/close").headers["location"] == "/console/operator?notice=closed"
+    assert world.queue.row(job).state == "failed"
+    assert job not in operator.get("/console/operator")
 
 
 def test_a_tenant_is_suspended_with_a_reason_and_resumed(world: OperatorWorld, operator: Visitor) -> None:

@@ -12,11 +12,14 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.attempts.tables import checkpoints
+from control_plane.jobs import service as jobs_service
+from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import metrics_event
 from control_plane.platform.job_states import JobState
+from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from tests.support.platform.ledger_entries import enter
 
@@ -182,9 +185,17 @@ def test_only_a_paused_job_can_be_resumed(client: openai.OpenAI, platform: Platf
         assert conn.execute(sa.select(jobs.c.state).where(jobs.c.id == job.id)).scalar() == ["validating", *states.split()][-1]
 
 
+def test_a_job_names_the_key_that_submitted_it(client: openai.OpenAI, platform: Platform, tenant: Tenant, training_file: str) -> None:
+    job = client.fine_tuning.jobs.create(model="tiny-base", training_file=training_file)
+    (used,) = (key.id for key in tenants.list_keys(platform, tenant.id).items if key.name == "test")
+    assert job.api_key_id == used
+    by_the_platform = jobs_service.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": training_file}))
+    assert by_the_platform.job.api_key_id is None
+
+
 def test_a_waiting_job_says_why_where_and_until_when(client: openai.OpenAI, platform: Platform, training_file: str) -> None:
     job = client.fine_tuning.jobs.create(model="tiny-base", training_file=training_file)
-    move(platform, job.id, "queued", expected_s=100.0)
+    move(platform, job.id, "queued", expected_s=100.0, evaluation_s=60.0)
     finish = platform.clock().replace(microsecond=0)
     with platform.engine.begin() as conn:
         why = {"reason": "WaitingForQuota", "reason_detail": "2 of 2 GPUs are held", "queue_position": 3}
@@ -192,8 +203,8 @@ def test_a_waiting_job_says_why_where_and_until_when(client: openai.OpenAI, plat
         conn.execute(sa.update(jobs).where(jobs.c.id == job.id).values(**why))
     seen = client.fine_tuning.jobs.retrieve(job.id)
     assert (seen.reason, seen.reason_detail, seen.queue_position) == ("WaitingForQuota", "2 of 2 GPUs are held", 3)
-    assert seen.estimated_finish == int(finish.timestamp())
-    assert seen.estimated_start == seen.estimated_finish - 100
+    assert seen.estimated_finish == int(finish.timestamp()) + 60, "the evaluation follows the training"
+    assert seen.estimated_start == seen.estimated_finish - 160
     move(platform, job.id, "provisioning")
     seen = client.fine_tuning.jobs.retrieve(job.id)
     assert (seen.reason, seen.queue_position, seen.estimated_start) == (None, None, None)

@@ -179,6 +179,39 @@ def test_a_prepared_job_with_the_spec_of_a_finished_one_ends_with_its_adapter(pl
     assert row(platform, third).reused_job_id == first, "the one that trained, not one that reused"
 
 
+@pytest.mark.parametrize("auto_promote", [True, False])
+def test_same_request_is_answered_with_the_job_that_failed_its_gate(
+    platform: Platform, tenant: Tenant, submit: Submit, auto_promote: bool
+) -> None:
+    first = submit(auto_promote=auto_promote).job.id
+    finish(platform, tenant.id, first, stage="quarantined", failed=True)
+    again = submit(auto_promote=auto_promote)
+    assert (again.job.id, again.created, again.reused, again.job.state) == (first, False, True, "failed")
+    assert submit(auto_promote=auto_promote, force=True).created
+
+
+def test_prepared_job_with_the_spec_of_one_that_failed_its_gate_fails_without_training(
+    platform: Platform, tenant: Tenant, submit: Submit
+) -> None:
+    first = submit(metadata={"n": "1"}).job.id
+    adapter_id = finish(platform, tenant.id, first, stage="quarantined", failed=True)
+    second, forced = submit(metadata={"n": "2"}).job.id, submit(metadata={"n": "3"}, force=True).job.id
+    for job in (second, forced):
+        prepare(platform, tenant.id, job)
+    found = row(platform, second)
+    assert (found.state, found.error["code"], found.adapter_id, found.reused_job_id) == ("failed", "gate_failed", adapter_id, first)
+    assert first in found.error["message"] and "force" in found.error["message"]
+    assert row(platform, forced).state == "queued"
+
+
+def test_failure_of_another_kind_is_no_answer(platform: Platform, tenant: Tenant, submit: Submit) -> None:
+    first = submit().job.id
+    finish(platform, tenant.id, first, stage="quarantined", failed=True)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == first).values(error={"code": "diverged", "message": "", "param": None}))
+    assert submit().created
+
+
 @pytest.mark.parametrize("fields", [{"force": True}, {"suffix": "mine"}, {"eval_config": {"max_items": 10}}])
 def test_a_prepared_job_that_is_forced_named_otherwise_or_judged_otherwise_is_trained(
     platform: Platform, tenant: Tenant, submit: Submit, fields: dict[str, Any]

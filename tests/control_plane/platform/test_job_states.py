@@ -15,8 +15,9 @@ def test_every_state_has_its_transitions_and_its_word() -> None:
     assert {openai_status(s) for s in JobState} <= OPENAI_WORDS
 
 
-def test_a_final_state_is_never_left() -> None:
-    assert [s for s in JobState if not TRANSITIONS[s]] == [s for s in JobState if s in FINAL]
+def test_a_final_state_is_never_left_but_that_of_a_dead_letter() -> None:
+    assert {s for s in JobState if not TRANSITIONS[s]} == FINAL - {JobState.DEAD_LETTER}
+    assert TRANSITIONS[JobState.DEAD_LETTER] == {JobState.QUEUED, JobState.FAILED}
 
 
 def test_every_job_that_has_not_ended_can_be_cancelled() -> None:

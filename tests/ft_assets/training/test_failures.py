@@ -13,7 +13,6 @@ import pytest
 from ft_assets.errors import Fault
 from ft_assets.training.failures import (
     EXIT_CODES,
-    MAX_FAILURES_WITHOUT_PROGRESS,
     Evidence,
     ExitEvidence,
     Outcome,
@@ -139,11 +138,17 @@ def test_a_preemption_in_between_does_not_excuse_a_poison_job() -> None:
     assert _repeat("internal", ended(Outcome.INTERNAL), past) == ("dead_letter", Retry.NEVER)
 
 
-def test_lost_nodes_are_forgiven_more_often_and_preemptions_that_were_asked_for_always() -> None:
+@pytest.mark.parametrize("exit_code", [-9, 137, None])
+def test_third_lost_node_or_kill_without_progress_is_a_dead_letter(exit_code: int | None) -> None:
     lost = [PastAttempt(code="node_lost", committed_step=5, last_step=5)]
-    limit = MAX_FAILURES_WITHOUT_PROGRESS["node_lost"]
-    assert _repeat("node_lost", None, lost * (limit - 2)) == ("node_lost", Retry.RESUME)
-    assert _repeat("node_lost", None, lost * (limit - 1)) == ("dead_letter", Retry.NEVER)
+    evidence = Evidence(phase="exited" if exit_code else "lost", exit_code=exit_code, committed_step=5, last_step=5)
+    found = [classify(replace(evidence, history=lost * before)) for before in range(3)]
+    assert [(f.code, f.retry) for f in found if f] == [("node_lost", Retry.RESUME)] * 2 + [("dead_letter", Retry.NEVER)]
+    further = classify(replace(evidence, history=lost * 2, committed_step=6, last_step=6))
+    assert further is not None and further.code == "node_lost", "it had got further"
+
+
+def test_requested_preemptions_are_no_failures() -> None:
     preempted = [PastAttempt(code="preempted", committed_step=5, last_step=5)] * 50
     asked = Evidence(phase="exited", exit=ended(Outcome.PREEMPTED), stop_reason=StopReason.PREEMPT, history=preempted, committed_step=5)
     found = classify(asked)
@@ -306,5 +311,5 @@ def test_an_attempt_that_made_room_says_what_is_lost(phase: str, outcome: Outcom
 
 
 def test_making_room_a_hundred_times_brings_no_job_nearer_to_its_end() -> None:
-    asked = [PastAttempt(code="preempted", committed_step=5, last_step=5, preempted=True)] * 100
+    asked = [PastAttempt(code="preempted", committed_step=5, last_step=5, excused=True)] * 100
     assert _repeat("preempted", ended(Outcome.PREEMPTED), asked) == ("preempted", Retry.RESUME)

@@ -45,7 +45,9 @@ def usage(
     start: Start = None,
     end: End = None,
     by: By = "day",
-    group: Annotated[str | None, typer.Option("--group", help="job_id, model, gpu_type, pricing, kind; several with commas.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="job_id, model, gpu_type, pricing, kind, api_key_id, metadata[KEY]; several with commas.")
+    ] = None,
     as_csv: Csv = False,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +63,7 @@ def usage(
         return
     names = found["group_by"]
     rows = [
-        (when(bucket["start_time"], by), *(result[n] or "-" for n in names), *_sums(result))
+        (when(bucket["start_time"], by), *(csv_export.dimension(result, n) or "-" for n in names), *_sums(result))
         for bucket in found["data"]
         for result in bucket["results"]
     ]

@@ -21,6 +21,8 @@ from control_plane.cli.tenant.jobs.job_commands import (
     Method,
     NumGpus,
     Recipe,
+    Spot,
+    Tier,
     TrainingFiles,
     check_given,
     file_id_of,
@@ -88,7 +90,8 @@ def estimate(
     recipe: Recipe = None,
     num_gpus: NumGpus = None,
     hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
-    tier: Annotated[str | None, typer.Option("--tier", help="free, standard or premium.")] = None,
+    tier: Tier = None,
+    spot: Spot = False,
     column_map: Map = None,
     encoding: Encoding = None,
     rows_at: RowsAt = None,
@@ -100,7 +103,7 @@ def estimate(
     check_given(*(str(one["file"]) for one in mixed), validation_file)
     return client.jobs.estimate(**given(
         validation_file=file_id_of(client, validation_file, options), method=method, hyperparameters=hyperparameters or None, tier=tier,
-        adapter=adapter, recipe=recipe, hardware={"num_gpus": num_gpus} if num_gpus else None, model=model,
+        spot=spot or None, adapter=adapter, recipe=recipe, hardware={"num_gpus": num_gpus} if num_gpus else None, model=model,
         **training_data(client, mixed, options),
     ))  # fmt: skip
 

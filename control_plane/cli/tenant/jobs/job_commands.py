@@ -29,6 +29,11 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id (`ft jobs` list
 Method = Annotated[str | None, typer.Option("--method", help="sft (the default), cpt, dpo, orpo, kto, simpo; or lora, qlora, full.")]
 Adapter = Annotated[str | None, typer.Option("--adapter", help="lora (the default), qlora or full.")]
 Recipe = Annotated[str | None, typer.Option("--recipe", help="Recipe for the defaults (`ft recipes list`); chosen by the model if absent.")]
+Tier = Annotated[str | None, typer.Option("--tier", help="free, standard or premium; your tenant's own if absent.")]
+Spot = Annotated[
+    bool,
+    typer.Option("--spot", help="Allow spot GPUs, which cost less and can be taken away; not used to replace a model in production."),
+]
 NumGpus = Annotated[int | None, typer.Option("--num-gpus", help="1, 2, 4, 8, 16 or 32; estimated if absent.")]
 TrainingFiles = Annotated[
     list[str],
@@ -38,6 +43,7 @@ TrainingFiles = Annotated[
     ),
 ]
 MIXED = re.compile(r"(?P<file>.+),(?P<name>weight|tokens)=(?P<value>[^,]*)")
+MICROS = 1_000_000
 ENDS = {"succeeded": Exit.OK, "failed": Exit.FAILED, "cancelled": Exit.CANCELLED}
 
 
@@ -101,6 +107,8 @@ def submit(
     adapter: Adapter = None,
     recipe: Recipe = None,
     num_gpus: NumGpus = None,
+    tier: Tier = None,
+    spot: Spot = False,
     hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
     column_map: Map = None,
     policy: Policy = None,
@@ -132,7 +140,7 @@ def submit(
         made = client.jobs.create(**given(
             **training_data(client, mixed, options), model=model, suffix=suffix, seed=seed, method=method,
             hyperparameters=hyperparameters or None, auto_promote=None if promote else False, adapter=adapter, recipe=recipe,
-            hardware={"num_gpus": num_gpus} if num_gpus else None, warm_start=warm_start, force=force or None,
+            hardware={"num_gpus": num_gpus} if num_gpus else None, tier=tier, spot=spot or None, warm_start=warm_start, force=force or None,
             eval_config=_eval_config(gate, skip) or None,
             validation_file=file_id_of(client, validation_file, options),
             integrations=[{"type": "wandb", "wandb": {"project": wandb_project}}] if wandb_project else None,
@@ -147,7 +155,8 @@ def submit(
             print_json(made)
         else:
             print(made["id"])
-            reused = f"an identical job exists: {made['fine_tuned_model']}; use --force to train again"
+            result = made["fine_tuned_model"] or f"{made['id']}, {made['error']['message'] if made['error'] else made['state']}"
+            reused = f"an identical job exists: {result}; use --force to train again"
             say(reused if made["reused"] else f"submitted; `ft job {made['id']} --wait` follows it")
 
 
@@ -197,6 +206,14 @@ def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:
         raise typer.Exit(code)
 
 
+def cost_so_far(j: Mapping[str, Any]) -> str | None:
+    """Return what a job has cost, and how much of it is not billed yet; None for one that has cost nothing."""
+    if not j.get("cost_micros"):
+        return None
+    running = f", of which {j['unbilled_micros'] / MICROS:.4f} by the running attempt" if j["unbilled_micros"] else ""
+    return f"{j['cost_micros'] / MICROS:.4f} USD{running}"
+
+
 def show_job(j: Record) -> None:
     error, warm_start = j.get("error"), j.get("warm_start")
     steps = f"{j.get('step') or 0}/{j['total_steps']}" if j.get("total_steps") else None
@@ -206,8 +223,8 @@ def show_job(j: Record) -> None:
         "adapter": j.get("adapter_id"), "created": ago(j.get("created_at")), "finished": ago(j.get("finished_at")),
         "starts from": warm_start["adapter"] if warm_start else None, "sweep": j.get("sweep_id"), "result of": j.get("reused_job_id"),
         "queue": waiting(j) if j.get("queue_position") else None, "waits because": reason(j), "step": steps,
-        "loss": j.get("loss"), "trained tokens": f"{tokens:,}" if tokens else None, "error": error["message"] if error else None,
-        "error code": error["code"] if error else None,
+        "loss": j.get("loss"), "cost so far": cost_so_far(j), "trained tokens": f"{tokens:,}" if tokens else None,
+        "error": error["message"] if error else None, "error code": error["code"] if error else None,
     })  # fmt: skip
 
 

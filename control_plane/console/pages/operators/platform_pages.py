@@ -16,6 +16,7 @@ from control_plane.console.documents.queue_page import QUEUE_WORDS, timelines
 from control_plane.console.pages.operators.operator_page import OperatorPage, OperatorPageDep
 from control_plane.console.pages.page import OPERATORS, PageRoute, see
 from control_plane.console.pages.session_pages import signed_out
+from control_plane.jobs.dead_letters import service as dead_letters
 from control_plane.notifications import deliveries
 from control_plane.platform.secrets import seal
 from control_plane.queue.status import missed_starts, view
@@ -26,6 +27,7 @@ RECENT = timedelta(days=7)
 """Late starts of this time are listed."""
 MAX_MISSED = 20
 MAX_WAITING = 200
+MAX_DEAD_LETTERS = 20
 router = APIRouter(prefix=OPERATORS, route_class=PageRoute, include_in_schema=False)
 
 
@@ -48,8 +50,23 @@ def _overview(request: Request, page: OperatorPage) -> Mapping[str, object]:
         "maintained": maintained,
         "backlog": deliveries.backlog(platform),
         "refunds": refunds.list_cases(platform, state="pending", limit=1),
+        "dead_letters": dead_letters.list_all(platform, limit=MAX_DEAD_LETTERS).items,
         "days": RECENT.days,
     }
+
+
+@router.post("/dead-letters/{job_id}/release")
+def release_dead_letter(page: OperatorPageDep, job_id: str) -> Response:
+    """Queue a job again that was given up."""
+    dead_letters.release(page.platform, job_id)
+    return see(OPERATORS, "released")
+
+
+@router.post("/dead-letters/{job_id}/close")
+def close_dead_letter(page: OperatorPageDep, job_id: str) -> Response:
+    """Leave a job failed that was given up."""
+    dead_letters.close(page.platform, job_id)
+    return see(OPERATORS, "closed")
 
 
 @router.get("/queue")

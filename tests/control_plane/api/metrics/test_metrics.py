@@ -208,6 +208,7 @@ def test_the_platform_is_scraped_in_prometheus_format(
         running, waiting = (client.fine_tuning.jobs.create(model="tiny-base", training_file=file.id, seed=s).id for s in (1, 2))
     run(platform, running)
     with platform.engine.begin() as conn:
+        record(conn, running, metrics_event(as_reported({**STEPS[-1], "steps_per_s": 2.5})))
         transition(conn, waiting, JobState.QUEUED, message="now queued")
         verdict = {"attempt": 1, "audience": "operator", "level": "warn", "message": "m", "data": {}, "raised_at": platform.clock()}
         for job, code in ((running, "data_starved"), (running, "throughput_low")):
@@ -232,6 +233,8 @@ def test_the_platform_is_scraped_in_prometheus_format(
     assert value("ft_job_mfu_ratio", **of_job) == 0.25
     assert value("ft_job_loss", **of_job) is None, "the newest loss is no number"
     assert value("ft_job_learning_rate", **of_job) == 0.0
+    assert value("ft_job_steps_per_second", **of_job) == 2.5
+    assert (value("ft_job_validation_loss", **of_job), value("ft_job_validation_perplexity", **of_job)) == (1.25, 3.49)
     assert 0 <= (value("ft_job_follower_age_seconds", **of_job) or 0) < 60
     assert 0 <= (value("ft_queue_oldest_wait_seconds", tier="premium") or 0) < 60
     assert value("ft_queue_wait_seconds", tier="premium", quantile="0.5") is not None

@@ -7,18 +7,25 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import sqlalchemy as sa
 
 from control_plane.billing import ledger
 from control_plane.billing.metering.rules import milliseconds
 from control_plane.billing.rules import Entry
 from control_plane.billing.usage import rules as usage
 from control_plane.billing.usage import service
-from control_plane.billing.usage.rules import Dimension, Width
+from control_plane.billing.usage.rules import Width
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Actor, Platform
 from tests.support.jobs.metered_job import metered_job
 
 BEGINS, ENDS = datetime(2026, 1, 30, tzinfo=UTC), datetime(2026, 2, 3, tzinfo=UTC)
-BY: list[tuple[Dimension, ...]] = [(), ("model", "kind"), ("job_id", "gpu_type", "pricing")]
+BY: list[tuple[str, ...]] = [
+    (),
+    ("model", "kind"),
+    ("job_id", "gpu_type", "pricing"),
+    ("api_key_id", "metadata[cost center]", "metadata[none]"),
+]
 
 
 def some_entries(job_id: str, chance: random.Random) -> list[Entry]:
@@ -46,8 +53,11 @@ def some_entries(job_id: str, chance: random.Random) -> list[Entry]:
 
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("width", usage.WIDTHS)
-def test_sums_of_the_database_are_those_of_the_entries(platform: Platform, width: Width, by: tuple[Dimension, ...]) -> None:
+def test_sums_of_the_database_are_those_of_the_entries(platform: Platform, width: Width, by: tuple[str, ...]) -> None:
     job = metered_job(platform)
+    with platform.engine.begin() as conn:
+        named = {"api_key_id": "key_of_job", "metadata": {"cost center": "nlp", "other": "x"}}
+        conn.execute(sa.update(jobs).where(jobs.c.id == job.id).values(named))
     entries = some_entries(job.id, random.Random(f"{width} {by}"))
     with platform.engine.begin() as conn:
         for one in entries:
@@ -57,7 +67,8 @@ def test_sums_of_the_database_are_those_of_the_entries(platform: Platform, width
 
     def key(one: Entry) -> tuple[str | None, ...]:
         named = {name: getattr(one, name) for name in ("job_id", "gpu_type", "pricing", "kind")}
-        return tuple(({"model": "tiny-base" if one.job_id else None} | named)[name] for name in by)
+        of_job = {"model": "tiny-base", "api_key_id": "key_of_job", "metadata[cost center]": "nlp", "metadata[none]": None}
+        return tuple((named | (of_job if one.job_id else dict.fromkeys(of_job)))[name] for name in by)
 
     lines = [usage.Line(key(one), one.kind, part) for one in entries for part in usage.split(one, width)]
     assert found.buckets == usage.grouped(lines, start=found.start, end=found.end, width=width, by=by)

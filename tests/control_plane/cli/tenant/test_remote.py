@@ -25,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
+from control_plane.cli.tenant.jobs.job_commands import cost_so_far
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import transition
@@ -110,6 +111,22 @@ def test_the_gate_of_a_job_is_chosen_as_it_is_submitted(ft: Ft, write_chat_rows:
     assert made["eval_config"] == {"skip": ["task", "golden"]}
     refused = ft("submit", file_id, "--model", MODEL, "--skip", "tasks")
     assert refused.code == 1 and "tasks" in refused.err
+
+
+def test_tier_and_spot_are_chosen_by_options(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    file_id = ft("upload", write_chat_rows(120), "--json").json["id"]
+    made = ft("submit", file_id, "--model", MODEL, "--tier", "free", "--spot", "--json").json
+    assert (made["tier"], made["spot"]) == ("free", True)
+    assert ft("submit", file_id, "--model", MODEL, "--json").json["spot"] is False, "spot is chosen"
+    refused = ft("submit", file_id, "--model", MODEL, "--tier", "gold")
+    assert refused.code == 1 and "gold" in refused.err
+    assert ft("estimate", file_id, "--model", MODEL, "--tier", "free", "--spot", "--json").json["tier"] == "free"
+
+
+def test_running_attempt_is_in_the_cost_that_a_job_shows() -> None:
+    assert cost_so_far({"cost_micros": 1_500_000, "unbilled_micros": 500_000}) == "1.5000 USD, of which 0.5000 by the running attempt"
+    assert cost_so_far({"cost_micros": 1_500_000, "unbilled_micros": 0}) == "1.5000 USD"
+    assert cost_so_far({"cost_micros": 0, "unbilled_micros": 0}) is None
 
 
 def test_several_files_are_submitted_as_a_mixture(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:

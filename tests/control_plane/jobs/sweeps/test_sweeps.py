@@ -24,7 +24,7 @@ from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.tables import sweep_trials
 from control_plane.jobs.tables import sweeps as sweeps_table
 from control_plane.jobs.transitions import transition
-from control_plane.platform.context import Logins, Platform
+from control_plane.platform.context import Actor, Logins, Platform
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.quotas import service as quotas
 from control_plane.tenants import service as tenants
@@ -81,6 +81,14 @@ def test_trials_are_ordinary_jobs_that_differ_in_their_parameters_alone(platform
     ]
     assert {(j.seed, j.suffix, j.state, j.request["auto_promote"]) for j in made} == {(9, "s", "validating", False)}
     assert jobs.get(platform, tenant.id, made[0].id).sweep_id == view.id
+
+
+def test_every_job_of_a_sweep_names_the_key_that_submitted_the_sweep(platform: Platform, tenant: Tenant, create: Create) -> None:
+    create(on=platform.in_scope_of(tenant.id, Actor(kind="key", id="key_ci")))
+    assert [job.api_key_id for job in jobs_of(platform, tenant)] == ["key_ci"] * ROOM
+    fail(platform, jobs_of(platform, tenant)[0].id)
+    sweeps.advance(platform)
+    assert [job.api_key_id for job in jobs_of(platform, tenant)] == ["key_ci"] * (ROOM + 1), "the worker submitted the last one"
 
 
 def test_parameters_join_those_of_the_method_where_the_body_has_them_there(platform: Platform, tenant: Tenant, create: Create) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from control_plane.capacity.pools import Pool
-from control_plane.queue.scheduler import Preempt, Reason, Rules, Running, Snapshot, Wait, schedule
+from control_plane.queue.scheduler import Preempt, Reason, Rules, Running, Snapshot, Wait, Waiting, schedule
 from tests.control_plane.queue.scheduler.queue_cases import HOUR, NOW, decide, pool, running, stopped, waiting
 
 GRAND = waiting("grand", tier="premium", gpus=2, expected=HOUR)
@@ -69,10 +69,26 @@ def test_nobody_is_stopped_who_is(held: Running, why: str) -> None:
     assert stopped([GRAND], [long_runner("a", 4)], pool(4)) == [("a", "grand")]
 
 
+@pytest.mark.parametrize("share", [0.81, 0.85, 0.95, 0.96])
+@pytest.mark.parametrize(
+    "preemptor",
+    [
+        pytest.param(GRAND, id="premium"),
+        pytest.param(waiting("short", gpus=2, expected=HOUR), id="much shorter"),
+        pytest.param(dataclasses.replace(waiting("due", gpus=2, waited=9 * HOUR, expected=90 * HOUR), due_at=NOW - 60), id="due"),
+    ],
+)
+def test_a_job_past_its_share_is_preempted_by_no_search(preemptor: Waiting, share: float) -> None:
+    far = running("far", 2, ends_in=(1 - share) * 100 * HOUR, ran=share * 100 * HOUR, node="node-0")
+    assert stopped([preemptor], [far], pool(2)) == []
+    early = running("early", 2, ends_in=21 * HOUR, ran=79 * HOUR, node="node-0")
+    assert stopped([preemptor], [early], pool(2)) == [("early", preemptor.job_id)]
+
+
 def just(job: Running, **bounds: float) -> Running:
     """As far as its bound, in seconds: run, left, waited."""
     if "left" in bounds:
-        job = dataclasses.replace(job, expected_end=NOW + bounds["left"])
+        job = dataclasses.replace(job, expected_end=NOW + bounds["left"], expected_s=2 * bounds["left"])
     if "ran" in bounds:
         job = dataclasses.replace(job, started_at=NOW - bounds["ran"])
     return job

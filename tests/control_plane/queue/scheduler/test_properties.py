@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.scheduler.simulation import synthetic
 from control_plane.capacity.pools import Pool, nodes
-from control_plane.queue.scheduler import Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting, schedule
+from control_plane.queue.scheduler import DEFAULT, Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting, schedule
 from control_plane.queue.simulation.cluster_simulation import Simulation
 from tests.control_plane.queue.scheduler.queue_cases import HOUR, NOW, Job, play, pool
 
@@ -175,6 +176,34 @@ def test_nobody_is_named_to_another_tenant(jobs: list[Waiting], held: list[Runni
     ids = [*(j.job_id for j in jobs), *(r.job_id for r in held)]
     for d in schedule(Snapshot(pools=[pool(12, per_node=4)], waiting=jobs, running=held), now=NOW):
         assert not isinstance(d, Wait | Preempt) or not any(job_id in d.detail for job_id in ids)
+
+
+FAR = st.lists(
+    st.builds(
+        lambda job_id, tier, node, done_s, left_s, attempt, stops, stopping: Running(
+            job_id=job_id, pool="p", num_gpus=2, expected_end=NOW + left_s, tier=tier, placement=((node, 2),),
+            started_at=NOW - attempt * done_s, expected_s=done_s + left_s, queued_at=NOW - done_s, due_at=NOW + 1e6,
+            preemptions=stops, stopping=stopping,
+        ),
+        st.uuids().map(str), TIERS, st.sampled_from(["node-0", "node-1", "node-2"]), st.floats(900, 1e6), st.floats(60, 1e6),
+        st.floats(0.01, 1), st.integers(0, 3), st.sampled_from([False, False, True]),
+    ),
+    min_size=3, max_size=6, unique_by=lambda r: r.job_id,
+)  # fmt: skip
+"""Running jobs at any share of their expected time."""
+
+
+@settings(max_examples=150, deadline=None)
+@given(WAITING, FAR)
+def test_no_search_preempts_a_job_past_its_share(jobs: list[Waiting], held: list[Running]) -> None:
+    by_id, per_node = {r.job_id: r for r in held}, Counter(name for r in held for name, _ in r.placement)
+    of = pool(2 * max(per_node.values()) * 3, per_node=2 * max(per_node.values()))
+    for d in schedule(Snapshot(pools=[of], waiting=jobs, running=held), now=NOW):
+        if isinstance(d, Preempt):
+            victim = by_id[d.job_id]
+            left = victim.expected_end - NOW
+            assert left >= (1 - DEFAULT.protect_past) * victim.expected_s, f"{1 - left / victim.expected_s:.0%} of its time is over"
+            assert left >= DEFAULT.least_left_s and victim.tier != "premium" and not victim.stopping
 
 
 def test_a_pool_of_two_kinds_of_nodes_and_one_that_is_not_ready_holds_what_fits() -> None:

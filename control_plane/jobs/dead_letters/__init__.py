@@ -1,0 +1,1 @@
+"""Jobs that were given up after repeated failures of the platform."""
