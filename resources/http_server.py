@@ -76,6 +76,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_open, self._unparsed_bytes = True, 0
         super().on_message_complete()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: the request is answered like any other, and whoever sends it could fill the log."""
+
     def _start_deadline(self) -> None:
         if self._deadline is None:
             self._deadline = self.loop.call_later(self.head_timeout_s, self._head_is_late)
@@ -103,8 +106,12 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def config(app: ASGIApp, **options: Any) -> uvicorn.Config:
-    """Return the configuration of a server for `app`; `options` are those of ``uvicorn.Config``."""
-    return uvicorn.Config(app, **{"http": BoundedHttp, "timeout_keep_alive": KEEP_ALIVE_S, "access_log": False, **options})
+    """Return the configuration of a server for `app`; `options` are those of ``uvicorn.Config``.
+
+    Without websockets, unless `options` name a protocol for them: :class:`BoundedHttp` and middleware limit requests alone.
+    """
+    defaults: dict[str, Any] = {"http": BoundedHttp, "ws": "none", "timeout_keep_alive": KEEP_ALIVE_S, "access_log": False}
+    return uvicorn.Config(app, **{**defaults, **options})
 
 
 class Server(uvicorn.Server):

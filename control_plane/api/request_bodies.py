@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import re
 import time
 from typing import NoReturn
@@ -29,6 +28,7 @@ from control_plane.http import authentication, error_responses
 from control_plane.http.authentication import FORM, missing_key, secret_of
 from control_plane.http.error_responses import Refused
 from control_plane.http.rate_limits import RateLimits, TenantLimiter
+from control_plane.http.turns import announced_bytes, during_turn, has_body
 from control_plane.tenants.sessions import COOKIE
 from ft_assets.errors import BodyTooLarge, BodyTooSlow, FtError, InvalidRequest
 from ft_assets.storable_text import MAX_DEPTH
@@ -79,8 +79,8 @@ class RequestBodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(raw=list(scope.get("headers", ())))
-        length, comes_in_chunks = _length(headers), "transfer-encoding" in headers
-        if scope["type"] != "http" or not (length or comes_in_chunks):
+        length, comes_in_chunks = announced_bytes(headers), "transfer-encoding" in headers
+        if scope["type"] != "http" or not has_body(headers):
             await self.app(scope, receive, send)
             return
         path = scope["path"]
@@ -151,11 +151,10 @@ class _Body:
         if limits.knows(secret_of(self._request)[0]):
             self._authenticated = True
             return
+        recognize = routes_agents.recognize if self._path.startswith(INTERNAL) else authentication.recognize
         try:
-            if self._path.startswith(INTERNAL):
-                await run_in_threadpool(routes_agents.recognize, self._request)
-            else:
-                await run_in_threadpool(authentication.recognize, self._request)
+            async with during_turn(self._request):
+                await run_in_threadpool(recognize, self._request)
         except FtError as error:
             self._refuse(error)
         self._authenticated = True
@@ -181,7 +180,7 @@ class _Body:
             if len(body) <= INLINE_BYTES:
                 check_structure(self._path, body)
             else:
-                await _checks(self._request).run(_caller(self._request), lambda: check_structure(self._path, body))
+                await _checks(self._request).run(_owner(self._request), lambda: check_structure(self._path, body))
         except FtError as error:
             self._refuse(error)
 
@@ -198,9 +197,10 @@ def _checks(request: Request) -> TenantLimiter:
     return found
 
 
-def _caller(request: Request) -> str:
-    """Return the same text for requests with the same key or session."""
-    return hashlib.sha256(secret_of(request)[0].encode("utf-8", "surrogatepass")).hexdigest()
+def _owner(request: Request) -> str:
+    """Return the same text for all keys and sessions of a tenant."""
+    limits: RateLimits = request.app.state.rate_limits
+    return limits.owner_of(request, secret_of(request)[0])
 
 
 def limit_of(path: str, headers: Headers) -> int | None:
@@ -223,7 +223,12 @@ def is_json(headers: Headers) -> bool:
 
 
 def check_structure(path: str, body: bytes) -> None:
-    """Raise 413 for JSON with too many values, and 400 for nesting that is too deep; what stands inside strings does not count."""
+    """Raise 413 for JSON with too many values, and 400 for nesting that is too deep; what stands inside strings does not count.
+
+    400 for UTF-16 and UTF-32, which Python's parser reads too: there the bytes of a letter may look like the end of a string.
+    """
+    if b"\0" in body:
+        raise InvalidRequest(f"the JSON body of {path[:80]} has a NUL byte; send UTF-8, and write \\u0000 in strings", code="invalid_json")
     most = MAX_PROMPT_VALUES if path.rstrip("/") in COMPLETIONS else MAX_VALUES
     num_openings = body.count(b"[") + body.count(b"{")
     if num_openings <= MAX_DEPTH and num_openings + body.count(b",") < most:
@@ -252,8 +257,3 @@ def too_large(path: str, limit: int) -> BodyTooLarge:
 def _has_credential(headers: Headers) -> bool:
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     return (scheme.lower() == "bearer" and bool(credentials.strip())) or f"{COOKIE}=" in headers.get("cookie", "")
-
-
-def _length(headers: Headers) -> int:
-    length = headers.get("content-length", "")
-    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0

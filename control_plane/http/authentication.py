@@ -139,7 +139,8 @@ def recognize(request: Request) -> None:
     of_tenant = sessions.authenticate if is_session else tenants.authenticate
     authenticate = (sessions.authenticate_operator if is_session else operators.authenticate) if of_operator else of_tenant
     with limits.watching_unknown_keys(request, shown):
-        authenticate(request.app.state.platform, shown)
+        found: Principal | kinds.Operator = authenticate(request.app.state.platform, shown)
+    limits.remember(shown, found.tenant.id if isinstance(found, Principal) else found.id)
 
 
 def _secret(credentials: HTTPAuthorizationCredentials | None, form: str) -> str:

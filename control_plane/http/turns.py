@@ -10,9 +10,11 @@ requests. Those beyond a caller's share wait in order, unread, and cost nothing.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,6 +29,7 @@ TURNS, TURNS_OF_ONE = 40, 4
 at a time, and 4 ms of waiting for the database. Each further thread of one caller would only have the others wait for the interpreter."""
 WAIT_S = 20.0
 CODE = "too_many_at_once"
+UNREADABLE_BYTES = 1 << 63
 UNLIMITED = frozenset({"/livez", "/healthz", "/readyz", "/metrics"})
 
 
@@ -69,7 +72,7 @@ class Turns:
             except FtError as error:
                 await error_responses.response(error)(scope, receive, send)
                 return
-            await self.app(scope, receive_between if has_body(request) else receive, send_after)
+            await self.app(scope, receive_between if has_body(request.headers) else receive, send_after)
 
 
 class _Turn:
@@ -104,9 +107,32 @@ class _Turn:
         await self.give_up()
 
 
-def has_body(request: HTTPConnection) -> bool:
+def has_body(headers: Headers) -> bool:
     """Whether the application waits for a body; without one it only waits for its caller to hang up."""
-    return "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
+    return "transfer-encoding" in headers or announced_bytes(headers) > 0
+
+
+def announced_bytes(headers: Headers) -> int:
+    """Return the length of the body in the headers: 0 without one, and more than any limit for one that cannot be read.
+
+    Parsers take what follows here too: zeros in front, and spaces around.
+    """
+    length = headers.get("content-length", "0").strip(" \t").lstrip("0") or "0"
+    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else UNREADABLE_BYTES
+
+
+@asynccontextmanager
+async def during_turn(request: HTTPConnection) -> AsyncIterator[None]:
+    """Work in the request's turn, between two waits for its body."""
+    turn: _Turn | None = request.scope.get("state", {}).get("turn")
+    if turn is None:
+        yield
+        return
+    await turn.take()
+    try:
+        yield
+    finally:
+        await turn.give_up()
 
 
 async def give_up_turn(request: HTTPConnection) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from control_plane.serving.request_limits import check_limits
+from ft_assets.errors import did_you_mean
 from resources.inference.request_errors import RequestError
 
 Kind = Literal["chat", "completion"]
@@ -90,9 +90,6 @@ def checked(body: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
                 how = INSTEAD.get(name, "leave it out")
                 raise RequestError(f"{name} is not supported by this server; {how}.", code="unsupported_parameter", param=name)
             continue
-        close = difflib.get_close_matches(name, (*USED[kind], *WITHOUT_EFFECT), n=1)
-        other = f"did you mean {close[0]}?" if close else "remove it."
-        raise RequestError(
-            f"{name[:MAX_NAMED]!r} is not a field of this request; {other}", code="unknown_parameter", param=name[:MAX_NAMED]
-        )
+        other = did_you_mean(name, (*USED[kind], *WITHOUT_EFFECT)) or "; remove it."
+        raise RequestError(f"{name[:MAX_NAMED]!r} is not a field of this request{other}", code="unknown_parameter", param=name[:MAX_NAMED])
     return given

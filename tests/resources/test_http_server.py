@@ -224,6 +224,24 @@ def test_an_idle_connection_is_closed(echo: str) -> None:
         assert idle.recv(65536) == b"" and time.monotonic() - began < 1 + 5
 
 
+def test_a_request_for_a_websocket_is_a_request_like_any_other(url: str, echo: str) -> None:
+    upgrade = (
+        b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+    )
+    with closing(connect(url)) as sock:
+        sock.sendall(b"GET /v1/models HTTP/1.1\r\nhost: evil.example.com\r\n" + upgrade)
+        answer = b""
+        while not answer.endswith(b"}"):
+            piece = sock.recv(65536)
+            assert piece, answer
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 403 ") and b'"host_not_allowed"' in answer, "middleware saw it"
+    with closing(connect(echo)) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nx-a: 1234\r\n" + upgrade)
+        answer = received(sock)
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"0 4")
+
+
 def test_a_request_in_progress_is_answered_after_the_end_of_the_server_was_announced() -> None:
     """Its answer waits for the announcement, as that of a stream does."""
     began, stopping = threading.Event(), asyncio.Event()

@@ -33,7 +33,7 @@ def serve(instance: DagsterInstance, workspace: str, settings: Settings, *, host
     with WorkspaceProcessContext(instance, version=__version__, read_only=False, workspace_load_target=target) as context:
         app = protect(create_app_from_workspace_process_context(context, live_data_poll_rate=POLL_MS), settings)
         port, grace = settings.dagster_port, GRACEFUL_SHUTDOWN_S
-        http_server.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)
+        http_server.run(app, host=host, port=port, ws="auto", log_level="warning", timeout_graceful_shutdown=grace)
 
 
 def protect(app: ASGIApp, settings: Settings) -> ASGIApp:

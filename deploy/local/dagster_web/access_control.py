@@ -47,6 +47,8 @@ TICKET_S = 30
 RECHECK_S = 10.0
 """Seconds between checks of an open websocket's session, one indexed query each. A page of the UI has one websocket."""
 MAX_FORM_BYTES = 4096
+FORM_S = 10.0
+"""Seconds in which the form of a sign-in comes: its sender is not known yet."""
 ONLY_OPERATORS = "Dagster's UI is for operators of the platform."
 JSON_TYPES = frozenset({"application/json", "application/graphql"})
 SAFE = frozenset({"GET", "HEAD"})
@@ -79,8 +81,8 @@ _T = TypeVar("_T")
 class AccessControl:
     """ASGI middleware around Dagster's application, for operators of `platform` and for holders of `token`."""
 
-    def __init__(self, app: ASGIApp, *, platform: Platform, token: str, hosts: frozenset[str]) -> None:
-        self._app, self._platform, self._token, self._hosts = app, platform, token.encode(), hosts
+    def __init__(self, app: ASGIApp, *, platform: Platform, token: str, hosts: frozenset[str], form_s: float = FORM_S) -> None:
+        self._app, self._platform, self._token, self._hosts, self._form_s = app, platform, token.encode(), hosts, form_s
         self._limits = RateLimits(platform)
         self._used: dict[str, float] = {}
         """Tickets that were used, with the time."""
@@ -205,10 +207,14 @@ class AccessControl:
         if request.method != "POST":
             return await self._arrived(request) if "ticket" in request.query_params else self._page(ONLY_OPERATORS)
         body = b""
-        async for piece in request.stream():
-            body += piece
-            if len(body) > MAX_FORM_BYTES:
-                return self._page(f"The form exceeds {MAX_FORM_BYTES} bytes; paste the key alone.", status=413)
+        try:
+            with anyio.fail_after(self._form_s):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > MAX_FORM_BYTES:
+                        return self._page(f"The form exceeds {MAX_FORM_BYTES} bytes; paste the key alone.", status=413, closes=True)
+        except TimeoutError:
+            return self._page(f"The form took longer than {self._form_s:g} s; sign in again.", status=408, closes=True)
         key = parse_qs(body.decode("latin-1")).get("key", [""])[0].strip()
         try:
             if not self._takes_keys:
@@ -257,10 +263,11 @@ class AccessControl:
     def _takes_keys(self) -> bool:
         return self._platform.settings.console_sign_in != sessions.NO_KEYS
 
-    def _page(self, message: str, *, status: int = 200) -> Response:
+    def _page(self, message: str, *, status: int = 200, closes: bool = False) -> Response:
+        """Return the page of the sign-in; `closes` the connection, on which the rest of a body may still come."""
         console = html.escape(f"{self._platform.settings.public_url}/console/operator/dagster")
         page = LOGIN_PAGE.format(message=html.escape(message), form=FORM if self._takes_keys else "", console=console)
-        return HTMLResponse(page, status_code=status, headers=PAGE_HEADERS)
+        return HTMLResponse(page, status_code=status, headers=PAGE_HEADERS | ({"connection": "close"} if closes else {}))
 
 
 def _secrets(headers: Headers) -> list[str]:

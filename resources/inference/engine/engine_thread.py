@@ -243,6 +243,7 @@ class Engine:
         row = Row(prompt=prompt, adapter=adapter)
         scoring = Scoring(row=row, share=share, top=top, emit=emit, slices=self._batch.prompt_logits(row))
         with self._wake:
+            self._turns.begin(share)
             self._scorings.append(scoring)
             self._wake.notify()
         return scoring
@@ -323,7 +324,9 @@ class Engine:
     def _score_slice(self) -> None:
         """Score the next slice of a prompt of the tenant that received the fewest tokens."""
         with self._wake:
-            self._scorings = [s for s in self._scorings if not s.cancelled.is_set()]
+            for gone in [s for s in self._scorings if s.cancelled.is_set()]:
+                self._scorings.remove(gone)
+                self._turns.end(gone.share)
             scoring = min(self._scorings, key=lambda s: self._turns.received(s.share), default=None)
             if scoring is None:
                 return

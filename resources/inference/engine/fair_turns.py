@@ -3,7 +3,8 @@
 1. A tenant with no running request may take any free slot; the others leave the last `reserved` slots to such tenants.
 2. Of the tenants that may take a slot, one with no running request is next, then the one that received the fewest tokens for its weight;
    of equals, the one that has waited longest. A tenant that comes back starts level with the least served of the present ones, so that it
-   can neither save up nor owe.
+   saves nothing up; without any, all start anew, so that it owes nothing for what it received alone. Tenants with work beside the batch
+   (:meth:`FairTurns.begin`) are present too.
 3. A tenant's own requests join in the order in which they came.
 4. Prompts that join together have at most `max_join_tokens` tokens, or are one. Those of tenants with no running request join a busy batch
    without the others', and do not wait for prompts that are being computed.
@@ -60,6 +61,7 @@ class FairTurns(Generic[T]):
         self._tenants: dict[str, _Tenant] = {}
         self._items: dict[int, tuple[T, Share, int]] = {}
         self._running: Counter[str] = Counter()
+        self._beside: Counter[str] = Counter()
         self._next = 0
 
     def __len__(self) -> int:
@@ -74,16 +76,18 @@ class FairTurns(Generic[T]):
         of_tenant = tenant is not None and len(tenant.waiting) >= self._max_waiting_each
         if of_tenant or len(self._items) >= self._max_waiting:
             raise QueueFull(of_tenant=of_tenant)
-        if tenant is None:
-            tenant = self._tenants[share.tenant] = _Tenant()
-        if not tenant.waiting and not self._running[share.tenant]:
-            present = [other.received for name, other in self._tenants.items() if other is not tenant and self._is_present(name)]
-            tenant.received = max(tenant.received, min(present, default=tenant.received))
-        tenant.waiting.append(self._next)
+        self._arrive(share.tenant).waiting.append(self._next)
         self._items[self._next] = (item, share, num_tokens)
         self._next += 1
-        if len(self._tenants) > MAX_KNOWN:
-            self._tenants = {name: one for name, one in self._tenants.items() if self._is_present(name)}
+
+    def begin(self, share: Share) -> None:
+        """Count work of a tenant that takes no slot, such as scoring a prompt; :meth:`end` ends it."""
+        self._arrive(share.tenant)
+        self._beside[share.tenant] += 1
+
+    def end(self, share: Share) -> None:
+        self._beside[share.tenant] -= 1
+        self._beside = +self._beside
 
     def take(self, running: Counter[str], *, newcomers_only: bool = False) -> list[T]:
         """Return the requests that join now, beside those that are `running`, by tenant; or only those of tenants with none."""
@@ -131,5 +135,17 @@ class FairTurns(Generic[T]):
         ]
         return min(may)[-1] if may else None
 
+    def _arrive(self, name: str) -> _Tenant:
+        """Return a tenant, level with the others if it was away."""
+        tenant = self._tenants.get(name)
+        if tenant is not None and self._is_present(name):
+            return tenant
+        present = {known: one for known, one in self._tenants.items() if self._is_present(known)}
+        if not present or len(self._tenants) >= MAX_KNOWN:
+            self._tenants = present
+        tenant = self._tenants.setdefault(name, _Tenant())
+        tenant.received = max(tenant.received, min((one.received for one in present.values()), default=0.0))
+        return tenant
+
     def _is_present(self, name: str) -> bool:
-        return bool(self._running[name]) or bool(self._tenants[name].waiting)
+        return bool(self._running[name] or self._beside[name] or self._tenants[name].waiting)

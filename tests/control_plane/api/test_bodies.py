@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from starlette.datastructures import Headers
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.api.app import create_app
 from control_plane.api.request_bodies import (
+    INLINE_BYTES,
     MAX_BODY_BYTES,
     MAX_FORM_BYTES,
     MAX_OPEN_FORM_BYTES,
@@ -35,9 +37,13 @@ from control_plane.api.request_bodies import (
 )
 from control_plane.http import error_responses
 from control_plane.http.error_responses import Refused
-from control_plane.http.rate_limits import RateLimits
+from control_plane.http.rate_limits import RateLimits, TenantLimiter
+from control_plane.http.turns import TURNS_OF_ONE, UNREADABLE_BYTES, announced_bytes
 from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
+from control_plane.tenants.rules import Tenant
 from ft_assets.storable_text import MAX_DEPTH
+from resources.database.engine import make_engine
 
 PATIENCE_S = 20.0
 JOBS = "/v1/fine_tuning/jobs"
@@ -116,6 +122,36 @@ def test_a_body_beyond_the_limit_is_refused_by_its_announced_length(api_url: str
     assert said.startswith("HTTP/1.1 413 ")
     assert '"body_too_large"' in said
     assert "1 MiB" in said
+
+
+@pytest.mark.parametrize("length", ["{:020d}", "{:030d}", "{} ", "{}\t \t"])
+def test_a_length_with_zeros_or_blanks_around_bounds_a_body_like_any_other(api_url: str, api_key: str, length: str) -> None:
+    key = f"Authorization: Bearer {api_key}\r\n"
+    for of_caller, status in (("", 401), ("Authorization: Bearer nonsense\r\n", 413), (key, 413)):
+        headers = f"Content-Length: {length.format(5 * MIB)}\r\n{of_caller}"
+        said, sent = exchange(api_url, "/v1/completions", headers=headers, body=b"[" * (32 * MIB))
+        assert said.startswith(f"HTTP/1.1 {status} ") and "connection: close" in said.lower()
+        assert sent < 32 * MIB, "it was read"
+    body = BODIES["objects"]().encode()
+    with socket.create_connection((urlsplit(api_url).hostname, urlsplit(api_url).port), timeout=PATIENCE_S) as connection:
+        head = (
+            f"POST {JOBS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{key}Content-Length: {length.format(len(body))}"
+        )
+        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_length_that_cannot_be_read_is_above_every_limit() -> None:
+    for length, size in {
+        "0": 0,
+        "000": 0,
+        " 0017 ": 17,
+        "9" * 5000: UNREADABLE_BYTES,
+        "1e3": UNREADABLE_BYTES,
+        "\xb2": UNREADABLE_BYTES,
+    }.items():
+        assert announced_bytes(Headers({"content-length": length})) == size
+    assert announced_bytes(Headers()) == 0
 
 
 def test_a_chunked_body_is_counted_as_it_comes(api_url: str, api_key: str) -> None:
@@ -211,6 +247,70 @@ def test_deep_json_is_refused_before_it_is_parsed(api_url: str, api_key: str, pa
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_deep")
         assert f"deeper than {MAX_DEPTH}" in answer.json()["error"]["message"]
     check_structure(path, b"[" * MAX_DEPTH + b'"' + b"[" * 500 + b'"' + b"]" * MAX_DEPTH + b",[]" * 100)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+def test_json_in_another_encoding_is_refused_because_its_structure_cannot_be_seen(api_url: str, api_key: str, encoding: str) -> None:
+    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+    for hidden in ("[" * 500 + "]" * 500, f"[{'0,' * MANY}0]"):
+        body = f'{{"\u5c22": {hidden}}}'.encode(encoding)  # in UTF-16 the letter looks like a quote and a backslash
+        answer = httpx.post(f"{api_url}{JOBS}", content=body, headers=headers, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+        assert "send UTF-8" in answer.json()["error"]["message"]
+
+
+async def large(app: FastAPI, key: str) -> httpx.Response:
+    """Send a body that is large enough to be checked in a thread."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60) as client:
+        body = {"model": "tiny-base", "training_file": "x" * 2 * INLINE_BYTES}
+        return await client.post(JOBS, json=body, headers={"authorization": f"Bearer {key}"})
+
+
+def test_large_bodies_of_a_tenant_are_checked_one_at_a_time_whatever_its_keys(platform: Platform, tenant: Tenant) -> None:
+    keys = [tenants.create_key(platform, tenant.id, name=name, scopes=["admin"]).secret for name in ("a", "b")]
+    other = tenants.create(platform, f"other-{tenant.id}")[1].secret
+
+    async def scenario() -> None:
+        app = create_app(platform)
+        checks = app.state.body_checks = TenantLimiter(total=4, each=1, wait_s=0.1, code="bodies_busy")
+        async with checks.turn(tenant.id):
+            for key in keys:
+                refused = await large(app, key)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "bodies_busy")
+            assert (await large(app, other)).json()["error"]["code"] != "bodies_busy"
+        assert [(await large(app, key)).json()["error"]["param"] for key in keys] == ["training_file"] * 2
+
+    asyncio.run(scenario())
+
+
+def test_keys_of_unknown_callers_are_looked_up_in_the_turns_of_their_address(fresh_platform: Platform) -> None:
+    """Those with a body too, which is read only after the look-up."""
+    waiting = sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+
+    owner = make_engine(fresh_platform.settings.database_url)
+
+    def num_waiting() -> int:
+        with owner.connect() as conn:
+            return int(conn.execute(waiting).scalar_one())
+
+    async def scenario() -> None:
+        app = create_app(fresh_platform)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60) as client:
+            with owner.begin() as conn:
+                conn.execute(sa.text("LOCK TABLE api_keys"))
+                callers = [{"authorization": f"Bearer ft-sk-{'x' * 42}{n}"} for n in range(3 * TURNS_OF_ONE)]
+                asked = [asyncio.create_task(client.post(JOBS, json={"n": 1}, headers=caller)) for caller in callers]
+                deadline = time.monotonic() + PATIENCE_S
+                while not (found := await asyncio.to_thread(num_waiting)):
+                    assert time.monotonic() < deadline
+                for _ in range(5):
+                    await asyncio.sleep(0.1)
+                    found = max(found, await asyncio.to_thread(num_waiting))
+            assert [answer.status_code for answer in await asyncio.gather(*asked)] == [401] * len(asked)
+            assert 1 <= found <= TURNS_OF_ONE
+
+    asyncio.run(scenario())
+    owner.dispose()
 
 
 def test_a_body_that_comes_too_slowly_is_refused(serve: Callable[[ASGIApp], str]) -> None:

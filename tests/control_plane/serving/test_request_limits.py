@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from typing import Any
 
+import httpx
 import pytest
 
+from control_plane.api.app import create_app
+from control_plane.platform.context import Platform
 from control_plane.serving.request_limits import check_limits
+from ft_assets.datasets.conversation import normalize_request
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable
+from resources.inference.request_errors import RequestError
 from resources.inference.schemas import ChatRequest, CompletionRequest
 
 USER = {"role": "user", "content": "a"}
@@ -51,6 +58,14 @@ def test_what_fits_the_limits_passes() -> None:
     check_limits({"model": "m", "prompt": "a" * 10**6, "user": "u" * 65_536})
 
 
+def test_a_field_with_a_long_name_is_refused_quickly() -> None:
+    body = {"model": "m", "messages": [USER], "".join(chr(33 + n % 90) for n in range(3_000_000)): 1}
+    began = time.process_time()
+    with pytest.raises(RequestError, match="is not a field of this request; remove it"):
+        ChatRequest.model_validate(body)
+    assert time.process_time() - began < 0.3
+
+
 def test_long_lists_of_plain_values_are_checked_quickly() -> None:
     began = time.process_time()
     check_storable({"prompt": [1] * 1_900_000})
@@ -58,3 +73,27 @@ def test_long_lists_of_plain_values_are_checked_quickly() -> None:
     with pytest.raises(InvalidRequest) as refused:
         check_storable({"prompt": [*["a"] * 1000, "\0"]})
     assert refused.value.param == "prompt[1000]"
+
+
+@pytest.mark.parametrize(("path", "field"), [("/v1/chat/completions", "messages"), ("/v1/responses", "input")])
+def test_a_long_conversation_is_read_in_a_thread(platform: Platform, api_key: str, path: str, field: str) -> None:
+    """The event loop, which all tenants share, parses the JSON only."""
+    messages = [{"role": "user", "content": "a" * 300}] * 10_000
+    began = time.thread_time()
+    check_storable({"messages": messages})
+    normalize_request({"messages": messages})
+    reading_s = time.thread_time() - began
+    body = json.dumps({"model": "no-such-model", field: messages})
+
+    async def scenario() -> tuple[httpx.Response, float]:
+        app = create_app(platform)
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60)
+        async with app.router.lifespan_context(app), client:
+            headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+            await client.post(path, content="{}", headers=headers)
+            began = time.thread_time()
+            return await client.post(path, content=body, headers=headers), time.thread_time() - began
+
+    answer, loop_s = asyncio.run(scenario())
+    assert answer.json()["error"]["code"] == "model_not_found"
+    assert loop_s < reading_s, (loop_s, reading_s)

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
+from starlette.types import Receive, Scope, Send
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
@@ -26,9 +27,10 @@ from control_plane.platform.secrets import cipher, dagster_token, seal, sha256_o
 from control_plane.tenants import operators, sessions
 from control_plane.tenants import service as tenants
 from control_plane.tenants.tables import console_sessions
-from deploy.local.dagster_web.access_control import COOKIE
+from deploy.local.dagster_web.access_control import COOKIE, LOGIN, MAX_FORM_BYTES, AccessControl
 from tests.support.platform.database_roles import as_operator
 from tests.support.servers.inference_server import free_port
+from tests.support.servers.served_app import served
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.timeout(400)  # the first import of Dagster takes minutes on a busy machine
@@ -384,3 +386,17 @@ def test_only_the_front_listens(web: Web) -> None:
     assert len(family) > 1, "the code server was not seen"
     listening = {c.laddr.port for p in family for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     assert listening == {web.port}
+
+
+@pytest.mark.parametrize(("sent", "status"), [(b"key=f", 408), (b"key=" + b"f" * MAX_FORM_BYTES, 413)])
+def test_a_sign_in_that_does_not_come_in_time_or_is_too_long_closes_its_connection(platform: Platform, sent: bytes, status: int) -> None:
+    async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError
+
+    port = free_port()
+    front = AccessControl(nothing, platform=platform, token="t", hosts=frozenset({f"127.0.0.1:{port}"}), form_s=0.5)
+    with served(front, port=port, lifespan="off"), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        head = f"POST {LOGIN} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 1000000\r\n\r\n"
+        connection.sendall(head.encode() + sent)
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()) and b"</html>" in answer

@@ -76,9 +76,68 @@ def test_a_tenant_that_was_away_is_level_with_the_others_when_it_comes_back() ->
     assert made.received(C) == made.received(A)
 
 
+def test_a_tenant_with_work_beside_the_batch_is_present() -> None:
+    made = turns()
+    made.begin(A)
+    made.charge(A, 1000)
+    made.begin(B)
+    assert made.received(B) == made.received(A) == 1000, "to come back by scoring a prompt saves up no turns either"
+    made.charge(B, 500)
+    made.begin(B)
+    made.add("c", C, num_tokens=1)
+    assert (made.received(B), made.received(C)) == (1500, 1000), "a present one keeps what it received"
+    made.end(A)
+    made.end(B)
+    made.begin(Share(tenant="d"))
+    made.drop(lambda _: True)
+    made.charge(Share(tenant="d"), 7)
+    made.begin(Share(tenant="e"))
+    assert made.received(Share(tenant="d")) == 1007
+    assert made.received(Share(tenant="e")) == 1007, "A and C are away; B, with one of two left, received more"
+
+
+def test_a_tenant_owes_nothing_for_what_it_received_alone() -> None:
+    made = turns()
+    made.begin(A)
+    made.charge(A, 10_000)
+    made.end(A)
+    made.begin(B)
+    made.charge(B, 5)
+    made.begin(A)
+    assert (made.received(A), made.received(B)) == (5, 5)
+    made.charge(A, 100)
+    made.end(A)
+    made.begin(A)
+    assert made.received(A) == 105, "what it received beside others counts when it comes back to them"
+
+
+def test_counters_of_tenants_that_are_away_are_dropped_beyond_a_number() -> None:
+    made = turns()
+    made.begin(A)
+    made.charge(A, 1000)
+    for number in range(MAX_KNOWN):
+        gone = Share(tenant=f"gone-{number}")
+        made.begin(gone)
+        made.charge(gone, 10)
+        made.end(gone)
+    made.begin(B)
+    assert made.received(Share(tenant="gone-0")) == 0.0
+    assert (made.received(A), made.received(B)) == (1000, 1000)
+
+
+def test_a_tenant_without_a_running_request_comes_before_one_that_received_less() -> None:
+    made = turns(max_rows=8)
+    fill(made, A, 1)
+    fill(made, B, 1)
+    made.charge(B, 100)
+    assert made.received(A) < made.received(B)
+    assert made.take(Counter(a=1)) == ["b0"]
+    assert made.take(Counter(a=1, b=1)) == ["a0"]
+
+
 def test_prompts_of_one_step_are_bounded_but_one_always_joins() -> None:
     made = turns(max_rows=16, max_join_tokens=100)
-    fill(made, A, 5, num_tokens=40)
+    fill(made, A, 5, num_tokens=50)
     assert len(made.take(Counter())) == 2
     made.add("long", B, num_tokens=5000)
     assert made.take(Counter(a=2)) == ["long"]

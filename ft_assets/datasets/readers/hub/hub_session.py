@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from control_plane.platform.webhook_targets import is_public
 from ft_assets.errors import InvalidRequest
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -20,14 +21,14 @@ def guard(endpoint: str) -> Callable[[Any], None]:
     2. A Hub on the public internet refers to no address that is not (``hub_address_refused``).
     """
     scheme, host, port = _origin(endpoint)
-    own, is_public = {(scheme, host, port), ("https", host, 443)}, _is_public(host)
+    own, hub_is_public = {(scheme, host, port), ("https", host, 443)}, _is_public(host)
 
     def check(request: Any) -> None:
         if (origin := _origin(str(request.url))) in own:
             return
         for name in ("authorization", "cookie"):
             request.headers.pop(name, None)
-        if is_public and not _is_public(origin[1]):
+        if hub_is_public and not _is_public(origin[1]):
             raise InvalidRequest(
                 f"the Hub {host} refers to {origin[1][:200]}, which is not on the public internet; use another Hub",
                 code="hub_address_refused",
@@ -56,4 +57,4 @@ def _is_public(host: str) -> bool:
         found = {ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
         return True
-    return all((getattr(address, "ipv4_mapped", None) or address).is_global for address in found)
+    return all(map(is_public, found))

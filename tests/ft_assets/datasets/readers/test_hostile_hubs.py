@@ -208,6 +208,8 @@ def test_a_listing_without_an_end_takes_no_more_memory_than_is_allowed(tmp_path:
 REFERRED = {
     "http://127.0.0.1/": False, "http://169.254.169.254/latest": False, "http://[::ffff:10.0.0.1]/": False, "http://localhost:9/": False,
     "https://[fd00::1]/": False, "http://2130706433/": False, "https://8.8.4.4/object": True,
+    "http://[64:ff9b::a00:1]/": False, "http://[2002:a00:1::]/": False, "http://[::a00:1]/": False, "http://192.0.0.9/": False,
+    "http://224.0.0.1/": False, "https://[2001:4860:4860::8888]/object": True,
 }  # fmt: skip
 
 
