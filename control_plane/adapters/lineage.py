@@ -37,7 +37,8 @@ from ft_assets.errors import FtError, NotFound
 MAX_PARENTS = 20
 """Warm starts followed back; ``more_parents`` shows that there are more."""
 RECORD = (
-    "id", "name", "type", "stage", "eval_passed", "approval", "approved_by", "approved_at", "approval_note", "rank", "alpha", "modules",
+    "id", "name", "type", "stage", "eval_passed", "approval", "approved_by", "approved_at", "approval_note", "released_by", "released_at",
+    "release_reason", "rank", "alpha", "modules",
     "manifest_sha256", "metrics", "created_at", "promoted_at", "deprecated_at", "archived_at",
 )  # fmt: skip
 Json = dict[str, Any]

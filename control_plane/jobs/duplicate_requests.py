@@ -96,8 +96,9 @@ def finished_spec(conn: Connection, job: Job, spec: TrainingSpec) -> Job | None:
 
 
 def _with_adapter(tenant: str, stages: tuple[str, ...]) -> sa.Select[Any]:
-    """Jobs with an adapter that passed its gate and is in one of `stages`, and jobs whose adapter failed its gate."""
-    passed = (jobs.c.state == JobState.SUCCEEDED.value) & adapters.c.stage.in_(stages) & adapters.c.eval_passed
+    """Jobs with an adapter that passed its gate or was released and is in one of `stages`, and jobs whose adapter failed its gate."""
+    is_cleared = adapters.c.eval_passed | adapters.c.released_at.is_not(None)
+    passed = (jobs.c.state == JobState.SUCCEEDED.value) & adapters.c.stage.in_(stages) & is_cleared
     failed = (jobs.c.state == JobState.FAILED.value) & (jobs.c.error["code"].astext == "gate_failed")
     return (
         sa.select(*columns(jobs, Job))

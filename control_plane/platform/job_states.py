@@ -7,8 +7,8 @@
          |          | +---------+----> paused <- pausing    +----> failed
          +----------+---------------- failed, cancelled (from every state that is not final)
 
-Of repeated failures without progress, a job becomes a ``dead_letter``. It has ended, and its tenant is told that it failed; operators may
-release it, and it is queued again, or close it as ``failed``.
+After repeated failures without progress, a job becomes a ``dead_letter``. It has ended, and its tenant is told that it failed; operators
+may release it, and it is queued again, or close it as ``failed``.
 
 A job whose model failed its gate is ``failed``, and ``succeeded`` once a person releases the model; nothing else leaves a final state.
 A job that would train what an earlier one has trained goes from ``validating`` to ``succeeded`` with that one's adapter.

@@ -135,7 +135,7 @@ def deprecate(page: PageDep, tenant: Writer, adapter_id: str) -> Response:
 def release(page: PageDep, principal: AdminPrincipal, adapter_id: str, reason: Annotated[str, Form()] = "") -> Response:
     """Serve an adapter that did not pass its gate."""
     releases.release(page.platform, principal.tenant.id, adapter_id, by=principal.id, reason=reason)
-    return see(f"{MODELS}/{adapter_id}", "released")
+    return see(f"{MODELS}/{adapter_id}", "model-released")
 
 
 @router.post("/{adapter_id}/approve")

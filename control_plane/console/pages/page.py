@@ -55,7 +55,7 @@ NOTICES = {
     "deprecated": "The model is no longer served. Its files are kept for 30 days.",
     "route-set": "The route is set, from the next request on.",
     "approved": "Approved.",
-    "released": "Released.",
+    "model-released": "Released.",
     "rejected": "Rejected.",
     "revoked": "The key was revoked.",
     "added": "The member was added.",

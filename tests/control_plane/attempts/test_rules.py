@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from control_plane.attempts.rules import (
-    EARLY_STEPS, PLATEAU_STEPS, RULES, Pace, Signs, Step, faster, judge, modelled_pace, own_pace, slow_gpus,
+    EARLY_STEPS,
+    PLATEAU_STEPS,
+    RULES,
+    Pace,
+    Signs,
+    Step,
+    faster,
+    judge,
+    modelled_pace,
+    own_pace,
+    slow_gpus,
 )
 
 

@@ -8,7 +8,7 @@ from alembic import op
 from resources.database.migrations.versions.initial import allow_tenants
 
 revision = "submitting_keys"
-down_revision = "agent_tokens"
+down_revision = "released_models"
 
 WRITTEN_BY_TENANTS = {"jobs": ("api_key_id", "", False), "sweeps": ("api_key_id", "", False)}
 """As in the first migration, and in addition to it."""
