@@ -344,7 +344,8 @@ def _modelled_step_s(platform: Platform, held: Claim) -> float | None:
         jobs.c.id == held.job_id, jobs.c.modelled_s > jobs.c.setup_s, jobs.c.total_steps > 0
     )
     with platform.engine.connect() as conn:
-        return conn.execute(query).scalar()
+        found = conn.execute(query).scalar()
+    return None if found is None else float(found)
 
 
 def _raise(conn: Connection, platform: Platform, job_id: str, attempt: int, verdict: Verdict) -> None:

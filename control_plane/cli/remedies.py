@@ -9,6 +9,7 @@ COMMANDS: Mapping[str, str] = {
     "GET /v1/adapters": "ft adapters",
     "GET /v1/adapters/{}/evaluations": "ft adapters evaluations {}",
     "POST /v1/adapters/{}/approve": "ft adapters approve {}",
+    "GET /v1/admin/dead_letters": "ft admin dead-letters list",
     "POST /v1/adapters/{}/exports": "ft export {}",
     "GET /v1/api_keys": "ft keys",
     "POST /v1/api_keys": "ft keys create NAME",

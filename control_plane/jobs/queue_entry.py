@@ -143,12 +143,9 @@ def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: Training
             f"Job {done.id} trained this exact spec, and its adapter {done.adapter_id} did not pass its gate. Nothing was trained or billed"
         )
         data = {"job_id": done.id, "spec_sha256": spec.sha256, "fault": "user"}
-        error = {
-            "code": "gate_failed",
-            "message": f"{message}. Next: change the settings, or submit with force to train anyway",
-            "param": None,
-        }
-        transition(conn, job_id, JobState.FAILED, message=error["message"], data=data, now=now, error=error, **columns)
+        message += ". Next: change the settings, or submit with force to train anyway"
+        error = {"code": "gate_failed", "message": message, "param": None}
+        transition(conn, job_id, JobState.FAILED, message=message, data=data, now=now, error=error, **columns)
         return
     transition(
         conn,

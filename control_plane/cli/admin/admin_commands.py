@@ -11,7 +11,6 @@ import typer
 from control_plane.cli.admin import (
     base_model_commands,
     cluster_commands,
-    dead_letter_commands,
     deletion_commands,
     doctor_commands,
     maintenance_commands,
@@ -60,7 +59,6 @@ def register(app: typer.Typer) -> None:
     maintenance_commands.register(admin)
     cluster_commands.register(admin)
     whole_queue_commands.register(admin)
-    dead_letter_commands.register(admin)
     plan_commands.register(admin)
     admin.command("health")(health)
     doctor_commands.register(admin)
