@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from control_plane.billing.rules import MICROS
-from control_plane.billing.usage.rules import metadata_key
+from control_plane.billing.rules import MICROS, metadata_key
 
 INVOICE_COLUMNS = (
     "entry_id", "kind", "description", "job_id", "attempt", "model", "gpu_type", "pricing", "gpu_seconds", "occurred_at", "late",

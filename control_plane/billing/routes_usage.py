@@ -10,9 +10,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 
 from control_plane.billing import csv_export, ledger, schemas
-from control_plane.billing.rules import Entry
+from control_plane.billing.rules import Entry, metadata_key
 from control_plane.billing.usage import service as usage
-from control_plane.billing.usage.rules import DIMENSIONS, Dimension, Total, metadata_key
+from control_plane.billing.usage.rules import DIMENSIONS, Dimension, Total
 from control_plane.http import parameters
 from control_plane.http.authentication import PlatformDep, Reader
 from control_plane.http.schemas import ListOf

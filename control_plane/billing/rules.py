@@ -6,6 +6,7 @@ follows from what it bills, so that a repeated report changes nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -71,3 +72,13 @@ def part_id(job_id: str, attempt: int) -> str:
 
 def storage_id(tenant: str, day: date) -> str:
     return f"storage/{tenant}/{day.isoformat()}"
+
+
+METADATA = re.compile(r"metadata\[(.{1,64})\]")
+"""Name of a dimension of usage: that of a key of jobs' metadata, as in filters of jobs."""
+
+
+def metadata_key(dimension: str) -> str | None:
+    """Return the key of jobs' metadata that a dimension names; None for another dimension."""
+    found = METADATA.fullmatch(dimension)
+    return found[1] if found else None

@@ -93,7 +93,7 @@ def test_a_job_that_always_breaks_is_a_dead_letter_after_three(tmp_path: Path) -
             history = (*history, PastAttempt(code=found.code, committed_step=0, last_step=0))
             codes.append(found.code)
         assert codes == ["internal", "internal", "dead_letter"]
-        assert found.retry is Retry.NEVER and "ask an operator to check" in found.remedy
+        assert found.retry is Retry.NEVER and "operators look at its attempts" in found.remedy
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ remainder), whatever the width. Buckets are calendar hours, days and months in U
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,8 +21,6 @@ Dimension = Literal["job_id", "model", "gpu_type", "pricing", "kind", "api_key_i
 OF_OPERATORS: tuple[Dimension, ...] = get_args(Dimension)
 DIMENSIONS = OF_OPERATORS[:-1]
 """Dimensions that a tenant can group usage by, beside the keys of jobs' metadata."""
-METADATA = re.compile(r"metadata\[(.{1,64})\]")
-"""Name of the dimension of a key of jobs' metadata, as in filters of jobs."""
 
 
 class Bucket(NamedTuple):
@@ -110,12 +107,6 @@ class Grouped:
     bucket: Bucket
     results: Sequence[tuple[Mapping[str, str | None], Total]]
     """By the values of the requested dimensions, in their order; a single group if none were requested."""
-
-
-def metadata_key(dimension: str) -> str | None:
-    """Return the key of jobs' metadata that a dimension names; None for another dimension."""
-    found = METADATA.fullmatch(dimension)
-    return found[1] if found else None
 
 
 def floor(when: datetime, width: Width) -> datetime:

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from control_plane.billing import ledger, prices
 from control_plane.billing.metering import service as metering
 from control_plane.billing.metering.rules import Interval, MeterEvent, priced
-from control_plane.billing.rules import Entry
+from control_plane.billing.rules import Entry, metadata_key
 from control_plane.billing.tables import RefundCase, storage_samples
 from control_plane.billing.usage import rules as usage
 from control_plane.billing.usage import usage_lines
@@ -198,7 +198,7 @@ def _check(start: datetime, end: datetime, width: str, by: Sequence[str], dimens
         raise InvalidRequest(
             f"bucket_width {width[:40]!r} is unknown; it is {', '.join(usage.WIDTHS)}", code="invalid_bucket_width", param="bucket_width"
         )
-    unknown = [name for name in by if name not in dimensions and usage.metadata_key(name) is None]
+    unknown = [name for name in by if name not in dimensions and metadata_key(name) is None]
     if unknown or len(set(by)) < len(by):
         raise InvalidRequest(
             f"group_by {', '.join(by)[:80]!r} is not valid; use each of these at most once: {', '.join(dimensions)}, and metadata[KEY] for "

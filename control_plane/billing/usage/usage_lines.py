@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.billing import ledger
 from control_plane.billing.metering.rules import milliseconds
-from control_plane.billing.rules import Entry
+from control_plane.billing.rules import Entry, metadata_key
 from control_plane.billing.tables import ledger_entries
 from control_plane.billing.usage import rules as usage
 from control_plane.billing.usage.rules import Bucket, JobSum, Line, Part, Width
@@ -41,7 +41,7 @@ def of(
 
 
 def _column(dimension: str) -> sa.ColumnElement[Any]:
-    key = usage.metadata_key(dimension)
+    key = metadata_key(dimension)
     return COLUMNS[dimension] if key is None else jobs.c.metadata[key].astext
 
 

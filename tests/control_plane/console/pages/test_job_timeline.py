@@ -50,7 +50,7 @@ def test_messages_of_other_kinds_make_no_entry() -> None:
 
 
 def test_nothing_follows_the_end() -> None:
-    ends = {JobState.SUCCEEDED: "done", JobState.FAILED: "failed", JobState.CANCELLED: "failed"}
+    ends = {JobState.SUCCEEDED: "done", JobState.FAILED: "failed", JobState.CANCELLED: "failed", JobState.DEAD_LETTER: "failed"}
     assert set(ends) == FINAL
     for state, mark in ends.items():
         found = timeline(events("job_created", f"job_{state}"), state)

@@ -116,7 +116,7 @@ def test_closed_dead_letter_stays_failed_and_its_tenant_is_told_once(queued: Que
 
 def test_operators_release_and_close_dead_letters_over_http(api_url: str, platform: Platform) -> None:
     key = operators.create(as_operator(platform), "ops").secret
-    with httpx.Client(base_url=f"{api_url}/v1/admin", headers={"authorization": f"Bearer {key}"}) as admin:
+    with httpx.Client(base_url=f"{api_url}/v1/admin", headers={"authorization": f"Bearer {key}"}, timeout=60) as admin:
         assert admin.get("dead_letters").json()["object"] == "list"
         for verb in ("release", "close"):
             unknown = admin.post(f"dead_letters/ftjob-none/{verb}")
