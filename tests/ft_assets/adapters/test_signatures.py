@@ -81,6 +81,14 @@ def state_twice(folder: Path) -> None:
     (folder / ENVELOPE).write_text('{"payload": "e30=", ' + text.lstrip()[1:])
 
 
+def blot(folder: Path, part: str) -> None:
+    """Characters that no base64 has, which lenient readers skip."""
+    envelope = json.loads((folder / ENVELOPE).read_text())
+    within = envelope["signatures"][0] if part == "sig" else envelope
+    within[part] = f"!?{within[part]}"
+    (folder / ENVELOPE).write_text(json.dumps(envelope))
+
+
 def signed_over(folder: Path, signed_bytes: Callable[[bytes], bytes]) -> None:
     """Signed by our key, over other bytes than those of an envelope of this type."""
     envelope = json.loads((folder / ENVELOPE).read_text())
@@ -131,6 +139,8 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "an unknown field of a signature": (
         rewrite(signatures=[{"keyid": "k", "sig": "", "cert": "x"}]), "signature_malformed", "'cert'",
     ),
+    "characters around a signature": (lambda f: blot(f, "sig"), "signature_malformed", "DSSE"),
+    "characters around the payload": (lambda f: blot(f, "payload"), "signature_malformed", "DSSE"),
     "a field twice": (state_twice, "signature_malformed", "twice"),
     "no signature": (lambda f: (f / ENVELOPE).unlink(), "signature_missing", ENVELOPE),
     "no JSON": (lambda f: (f / ENVELOPE).write_text("{"), "signature_malformed", ENVELOPE),
