@@ -127,6 +127,12 @@ def encode_prefix(text: str, most: int, num_ids: Callable[[str], int]) -> str:
     return text
 
 
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Returns a pattern that splits a text at these tokens, the longest first, and keeps them at odd places."""
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})" if longest_first else "((?!))")
+
+
 def is_byte_level(tokenizer: Tokenizer) -> bool:
     """Returns whether ids stand for fixed bytes of the text and text outside of a segment does not affect its ids."""
     added = tokenizer.get_added_tokens_decoder().values()
@@ -154,8 +160,10 @@ class Segments:
         ids = {t.content: number for number, t in tokenizer.get_added_tokens_decoder().items()}
         alone = _stands_alone(added, self._control, unnormalized=tokenizer.normalizer is None)
         self._cut = {token.content: ids[token.content] for token in alone}
-        longest_first = sorted(self._cut, key=len, reverse=True)
-        self._cut_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})" if longest_first else "((?!))")
+        self._cut_pattern = _any_of(self._cut)
+        self._other_added = {content: number for content, number in ids.items() if content not in self._control}
+        """Added tokens that are no control tokens, such as ``<think>`` of some models: a template may write them beside escaped ones."""
+        self._other_pattern = _any_of(self._other_added)
         self._plain: Tokenizer | None = None
 
     def plan(self, pieces: Iterable[Piece], *, reused: bool) -> Plan:
@@ -261,12 +269,19 @@ class Segments:
         return [(text, escaped[i] if i in escaped else next(others)) for i, text in enumerate(texts)]
 
     def _encode_plain(self, texts: Sequence[str]) -> list[bytes]:
-        """Returns the ids of texts that contain no added token."""
+        """Returns the ids of texts in which control tokens are plain text; other added tokens stay tokens."""
         if self._plain is None:
             self._plain = Tokenizer.from_str(
                 json.dumps({**json.loads(self._tokenizer.to_str()), "added_tokens": [], "post_processor": None})
             )
-        encoded = [e.ids for e in self._plain.encode_batch_fast(list(texts), add_special_tokens=False)]
+        split = [self._other_pattern.split(text) for text in texts]
+        pieces = iter(self._plain.encode_batch_fast([part for parts in split for part in parts[::2]], add_special_tokens=False))
+        encoded: list[list[int]] = []
+        for parts in split:
+            ids = list[int]()
+            for index, part in enumerate(parts):
+                ids += [self._other_added[part]] if index % 2 else next(pieces).ids
+            encoded.append(ids)
         forbidden = {self._tokenizer.token_to_id(token) for token in self._control}
         if any(forbidden.intersection(ids) for ids in encoded):
             message = (

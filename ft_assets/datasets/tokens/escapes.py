@@ -1,7 +1,7 @@
 """Keeps control tokens inside content from becoming real: a placeholder replaces each until the template is rendered.
 
 A placeholder is one private-use character, so that no template treats it differently from other text. In the rendered text the token is
-restored and its segment is tokenized by a tokenizer without added tokens.
+restored and its segment is tokenized by a tokenizer without control tokens.
 """
 
 from __future__ import annotations

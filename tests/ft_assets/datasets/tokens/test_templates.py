@@ -267,6 +267,19 @@ def test_a_prompt_that_opens_the_thinking_keeps_exact_turns(tmp_path: Path) -> N
     assert trained(tokenizer, encoded) == "so\n</think>\n\n4<|im_end|>"
 
 
+def test_marks_of_reasoning_stay_tokens_beside_an_escaped_control_token(load: Load) -> None:
+    qwen3 = load("qwen3")
+    asked = Message(role="user", content="How does a turn begin?")
+    answer = Message(role="assistant", content="With <|im_start|>.", reasoning="It is a token.")
+    encoded = qwen3.encode(Example(kind="chat", messages=(asked, answer)), max_seq_len=1000, escape_control_tokens=True)
+    marks = [qwen3.encode(Example(kind="text", text=mark), max_seq_len=9).input_ids[0] for mark in ("<think>", "</think>")]
+    assert [qwen3.decode([mark]) for mark in marks] == ["<think>", "</think>"]
+    ids = [int(token) for token in encoded.input_ids]
+    assert [ids.count(mark) for mark in marks] == [1, 1]
+    assert sum(qwen3.decode([token]) == "<|im_start|>" for token in ids) == 2, "of the two turns alone"
+    assert "With <|im_start|>." in encoded.text
+
+
 def test_a_control_token_in_what_the_template_drops_cannot_be_escaped(load: Load) -> None:
     """Qwen3's template leaves out what an earlier turn thought."""
     last = chat_example("2+2?", "4").messages
