@@ -135,14 +135,6 @@ def test_a_preempted_attempt_is_refunded_and_queued_again_at_its_old_place(queue
     assert held_by(platform, tenant, job_id).attempt == 2
 
 
-def test_work_that_is_done_again_counts_for_every_gpu_of_the_attempt(queued: Callable[..., tuple[Platform, str, str]]) -> None:
-    platform, tenant, job_id = queued()
-    held = replace(held_by(platform, tenant, job_id), num_gpus=4)
-    attempts.finish(platform, held, replace(ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)), again_s=2.5))
-    with platform.engine.connect() as conn:
-        assert conn.execute(sa.select(attempts_table.c.lost_s).where(attempts_table.c.job_id == job_id)).scalar_one() == 10.0
-
-
 def test_a_diverged_attempt_fails_the_job_with_advice_and_is_paid(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
