@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent import node_space
-from ft_assets.training.checkpoints import MANIFEST, committed, step_name
+from ft_assets.training.checkpoints import MANIFEST, STATE, committed, step_name
 from tests.support.jobs import committed_checkpoints
 from tests.support.jobs.training_specs import SPEC
 
@@ -74,9 +74,14 @@ def test_before_and_after_it_runs_it_is_freed(node: Path) -> None:
 def test_the_best_checkpoint_of_a_job_stays_beside_the_two_newest(node: Path) -> None:
     """The newest says which one is the best, unless it is damaged: then the one before it does."""
     directory = node / "jobs" / "mine" / "checkpoints"
+
+    def write(draft: Path) -> None:
+        for name in ("adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "schedule.pt", STATE):
+            (draft / name).write_bytes(b"0")
+
     for step, best in ((1, 1), (2, 1), (3, 3), (4, 3), (5, 3), (6, 5)):
-        facts = {"spec": SPEC, "step": step, "attempt": 1, "created_at": 0.0, "metrics": {"best_step": best}}
-        committed_checkpoints.commit(directory / step_name(step), lambda draft: (draft / "optimizer.pt").write_bytes(b"0"), **facts)  # type: ignore[arg-type, return-value]
+        facts = {"step": step, "attempt": 1, "created_at": 0.0, "metrics": {"best_step": best}}
+        committed_checkpoints.commit(directory / step_name(step), write, spec=SPEC, **facts)
     (directory / step_name(6) / MANIFEST).write_text("torn")
     node_space.free(node, "mine")
     assert [path.name for path in committed(directory)] == [step_name(step) for step in (3, 5, 6)]

@@ -41,6 +41,7 @@ def streamed(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:
 @example(text="abab", stops=["bab", "ab"], cuts=[]).via("one within another, in one piece")
 @example(text="aab", stops=["aab", "a"], cuts=[]).via("a shorter one that is complete earlier")
 @example(text="ab", stops=["b", "ab"], cuts=[1]).via("two that end together")
+@example(text="aa\n", stops=["ab", "aa\n"], cuts=[1, 2]).via("more of the second one than of the first may have begun")
 def test_pieces_are_cut_as_the_whole_text_is(text: str, stops: list[str], cuts: list[int]) -> None:
     at = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
     pieces = [text[begin:end] for begin, end in pairwise(at)]
