@@ -61,6 +61,8 @@ class Server:
         self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="schemas")
         self._compiling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By tenant: one schema of each waits for the compiler, so that a tenant with many new ones delays another by one of them."""
+        self._rendering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By tenant: the same for prompts, which all threads render and tokenize under one lock."""
 
     def models(self) -> Mapping[str, object]:
         """Return model cards like vLLM's. A field and a second served name announce the base's digest."""
@@ -80,15 +82,16 @@ class Server:
         base = body.model in (self.served_name, self.alias)
         if not base and body.model not in self.store:
             raise unknown_model(body.model)
-        schema = schemas.schema_of(body)
-        use = (
-            await asyncio.to_thread(call_use, body, self.engine, served_name=self.served_name, content=schema)
-            if isinstance(body, ChatRequest)
-            else None
-        )
-        prompts = await asyncio.to_thread(self._render, body)
-        wanted = tuple(self._max_tokens(body, len(prompt)) for prompt in prompts)
-        echo = await asyncio.to_thread(self._echo, body, prompts)
+        schema, turn = schemas.schema_of(body), self._rendering.setdefault(share.tenant, asyncio.Lock())
+        async with turn:
+            use = (
+                await asyncio.to_thread(call_use, body, self.engine, served_name=self.served_name, content=schema)
+                if isinstance(body, ChatRequest)
+                else None
+            )
+            prompts = await asyncio.to_thread(self._render, body)
+            wanted = tuple(self._max_tokens(body, len(prompt)) for prompt in prompts)
+            echo = await asyncio.to_thread(self._echo, body, prompts)
         if body.num_top_logprobs is not None:
             await asyncio.to_thread(lambda: self.engine.grammars.tokens)  # analysed once, outside of the event loop
         constraint = None

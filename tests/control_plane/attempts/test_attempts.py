@@ -135,7 +135,6 @@ def test_a_preempted_attempt_is_refunded_and_queued_again_at_its_old_place(queue
     assert held_by(platform, tenant, job_id).attempt == 2
 
 
-<<<<<<< HEAD
 def test_work_that_is_done_again_counts_for_every_gpu_of_the_attempt(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = replace(held_by(platform, tenant, job_id), num_gpus=4)
@@ -181,8 +180,6 @@ def test_running_attempt_counts_in_the_cost_so_far_until_it_is_billed(queued: Ca
     assert billed.cost_micros == sum(e.amount_micros for e in ledger(platform, job_id)) == 1_000_000
 
 
-=======
->>>>>>> h51d
 def test_a_diverged_attempt_fails_the_job_with_advice_and_is_paid(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
