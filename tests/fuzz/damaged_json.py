@@ -74,7 +74,7 @@ def _faulty(draw: st.DrawFn, body: Any, at: Path, valid: Sequence[Any]) -> Any:
     for key in at[:-1]:
         parent = parent[key]
     if kind == "extra" and isinstance(found, dict):
-        return _put(body, at, {**found, draw(KEYS): draw(ANY)})
+        return _put(body, at, {**found, draw(KEYS): deepcopy(draw(ANY))})
     if kind == "twice" and isinstance(found, dict) and found:
         return _put(body, at, Twice(found))
     if kind == "repeat" and isinstance(found, list) and found:
@@ -93,7 +93,7 @@ def _faulty(draw: st.DrawFn, body: Any, at: Path, valid: Sequence[Any]) -> Any:
         if kind == "rename":
             parent[draw(KEYS)] = value
         return body
-    return _put(body, at, draw(ANY))
+    return _put(body, at, deepcopy(draw(ANY)))  # a later fault may change it, and the next body gets the same object
 
 
 def _put(body: Any, at: Path, value: Any) -> Any:

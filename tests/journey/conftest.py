@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,9 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FT = Path(sys.executable).parent / "ft"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def free_ports(count: int) -> list[str]:
+    """Ports that are free and differ: one after the other, the same could be given twice."""
+    with ExitStack() as held:
+        listeners = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [str(listener.getsockname()[1]) for listener in listeners]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +60,7 @@ class Stack:
 def environment(home: Path) -> dict[str, str]:
     """The environment of a stack in `home`, on ports of its own."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("FT_", "DAGSTER_"))}
-    ports = {name: str(free_port()) for name in ("FT_API_PORT", "FT_DAGSTER_PORT", "FT_INFERENCE_PORT")}
+    ports = dict(zip(("FT_API_PORT", "FT_DAGSTER_PORT", "FT_INFERENCE_PORT"), free_ports(3), strict=True))
     return {**kept, **ports, "FT_HOME": str(home), "HOME": str(home.parent)}
 
 

@@ -48,7 +48,7 @@ MODEL = "tiny-base"
 CODES = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| (\d{3}(?:, \d{3})*|-) ", re.MULTILINE)
 WRITTEN_ANYWAY = ("rate_limits", "audit_log", "audit_entries", "procrastinate", "api_keys", "sessions", "alembic")
 """Beginnings of tables that a refused request may change: counters, when a key was last used, who was refused what."""
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.filterwarnings("ignore:Generating overly large repr")]
 ANSWERED = ("chat", "responses", "completions")
 NAMES = ("jobs", "sweeps", "previews", "chat", "responses", "completions", "graders", "uploads", "imports", "webhooks", "account", "routes")
 
