@@ -246,8 +246,7 @@ def _live(conn: Connection, now: Any) -> list[LiveJob]:
     validation = validated.order_by(job_events.c.seq.desc()).limit(1).lateral("validation")
     query = (
         sa.select(jobs, newest.c.data.label("newest"), newest.c.created_at.label("newest_at"), validation.c.data.label("validation"))
-        .outerjoin(newest, sa.true())
-        .outerjoin(validation, sa.true())
+        .select_from(jobs.outerjoin(newest, sa.true()).outerjoin(validation, sa.true()))
         .where(jobs.c.state.in_([s.value for s in HOLDING_GPUS]))
     )
     return [
