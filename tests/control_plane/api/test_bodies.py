@@ -9,7 +9,7 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
 import httpx
@@ -311,6 +311,30 @@ def test_keys_of_unknown_callers_are_looked_up_in_the_turns_of_their_address(fre
 
     asyncio.run(scenario())
     owner.dispose()
+
+
+def test_a_body_that_does_not_come_holds_no_turn_after_its_key_was_looked_up(platform: Platform, tenant: Tenant) -> None:
+    keys = [tenants.create_key(platform, tenant.id, name=f"k{n}", scopes=["admin"]).secret for n in range(TURNS_OF_ONE + 1)]
+
+    async def scenario() -> None:
+        app, sent = create_app(platform), asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            await sent.wait()
+            yield b'{"model": 1}'
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60) as client:
+            *callers, last = ({"authorization": f"Bearer {key}", "content-type": "application/json"} for key in keys)
+            waiting = [asyncio.create_task(client.post(JOBS, content=slow(), headers=caller)) for caller in callers]
+            async with asyncio.timeout(PATIENCE_S):
+                while not all(app.state.rate_limits.knows(key) for key in keys[:-1]):
+                    await asyncio.sleep(0.01)
+            answer = await client.get("/v1/me", headers=last)
+            assert answer.status_code == 200, answer.text
+            sent.set()
+            await asyncio.gather(*waiting)
+
+    asyncio.run(scenario())
 
 
 def test_a_body_that_comes_too_slowly_is_refused(serve: Callable[[ASGIApp], str]) -> None:
