@@ -50,6 +50,17 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, default=str), flush=True)
 
 
+def print_manifests(text: str, *, as_json: bool) -> None:
+    """Write Kubernetes objects as YAML, or as a JSON list, which kubectl takes too."""
+    if not as_json:
+        print(text, end="")
+        return
+    import yaml
+
+    objects = [one for one in yaml.safe_load_all(text) if one]
+    print_json({"apiVersion": "v1", "kind": "List", "items": objects})
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Write a plain table without lines, one row per line and as wide as necessary, so that grep and awk work."""
     if not sys.stdout.isatty():

@@ -10,7 +10,7 @@ import typer
 
 from control_plane.cli.admin.local_platform import open_local
 from control_plane.cli.exits import Exit
-from control_plane.cli.output import Json, print_json, say
+from control_plane.cli.output import Json, print_json, print_manifests, say
 
 
 def register(admin: typer.Typer) -> None:
@@ -64,6 +64,7 @@ def pool_manifest(
     replicas: Annotated[int, typer.Option(min=1, help="Servers.")] = 2,
     max_loras: Annotated[int, typer.Option(min=1, help="Adapters in one batch.")] = 8,
     max_cpu_loras: Annotated[int, typer.Option(min=1, help="Adapters in a server's memory; at least as many as are loaded.")] = 256,
+    as_json: Json = False,
 ) -> None:
     """Render the Kubernetes manifests of a base model's servers: StatefulSet with its Service, NetworkPolicy, InferencePool.
 
@@ -72,4 +73,5 @@ def pool_manifest(
     from control_plane.adapters import manifests
 
     with open_local() as platform:
-        print(manifests.pool(platform, model, replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras), end="")
+        made = manifests.pool(platform, model, replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras)
+    print_manifests(made, as_json=as_json)

@@ -44,7 +44,7 @@ def _shown(tenant: Mapping[str, Any]) -> str:
     )
 
 
-@local("tenant {id} ({tier}); its key is shown only now: `ft --api-key KEY login` stores it", prints="api_key")
+@local("tenant {id} ({tier}); its key is shown only now: `ft login` asks for it and stores it", prints="api_key")
 def create(
     platform: Platform,
     tenant: Annotated[str, typer.Argument(help="Id of the tenant: lower-case letters, digits and '-'.")],

@@ -41,5 +41,7 @@ def _ask(url: str) -> str:
     else:
         key = str(typer.prompt(f"API key for {url}", hide_input=True)).strip()
     if not key:
-        raise InvalidRequest("no API key was given; pass it with --api-key before `login`, or on standard input", code="no_api_key")
+        raise InvalidRequest(
+            "no API key was given; type or paste it, send it on standard input (`ft login < key.txt`), or set FT_API_KEY", code="no_api_key"
+        )
     return key

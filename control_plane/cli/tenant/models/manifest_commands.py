@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from control_plane.cli.output import Json, print_manifests
 from control_plane.cli.record_views import add_group
 from control_plane.cli.tenant.remote import connect
 
@@ -15,13 +16,13 @@ def register(app: typer.Typer) -> None:
     add_group(app, "manifest", {"server": server, "route": route}, help=about, panel="Models")
 
 
-def server(model: Annotated[str, typer.Argument(metavar="ID", help="Id or name of a whole model.")]) -> None:
+def server(model: Annotated[str, typer.Argument(metavar="ID", help="Id or name of a whole model.")], as_json: Json = False) -> None:
     """Render the Kubernetes manifests of a server for a fully trained model: Deployment, Service, NetworkPolicy."""
     with connect() as client:
-        print(client.adapters.manifest(model), end="")
+        print_manifests(client.adapters.manifest(model), as_json=as_json)
 
 
-def route(name: Annotated[str, typer.Argument(metavar="NAME", help="One of your routes.")]) -> None:
+def route(name: Annotated[str, typer.Argument(metavar="NAME", help="One of your routes.")], as_json: Json = False) -> None:
     """Write a route between versions as llm-d's InferenceModelRewrite."""
     with connect() as client:
-        print(client.model_routes.manifest(name), end="")
+        print_manifests(client.model_routes.manifest(name), as_json=as_json)

@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output.")]
 
 
-def keys(out: Out = None) -> None:
+def keys(out: Out = None, as_json: Json = False) -> None:
     """Print the platform's public keys, to keep for `ft models verify --keys`."""
     with connect() as client:
-        _written(client.models.signing_keys(), out)
+        _written(client.models.signing_keys(), out, as_json=as_json)
 
 
 def signature(
-    adapter: Annotated[str, typer.Argument(metavar="ID", help="Adapter id or model name (`ft adapters` lists them).")], out: Out = None
+    adapter: Annotated[str, typer.Argument(metavar="ID", help="Adapter id or model name (`ft adapters` lists them).")],
+    out: Out = None,
+    as_json: Json = False,
 ) -> None:
     """Print the signature of a registered adapter: a DSSE envelope over its manifest and files."""
     with connect() as client:
-        _written(client.adapters.signature(adapter), out)
+        _written(client.adapters.signature(adapter), out, as_json=as_json)
 
 
 def verify(
@@ -72,9 +74,12 @@ def _verdict(folder: Path, statement: Mapping[str, Any] | None, refused: list[Re
     return f"VERIFIED: the {len(statement['subject'])} files of {folder} are {made}"
 
 
-def _written(document: Any, out: Path | None) -> None:
+def _written(document: Any, out: Path | None, *, as_json: bool) -> None:
     if out is None:
         print_json(document)
+        return
+    out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print_json({"file": str(out)})
     else:
-        out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         print(out)
