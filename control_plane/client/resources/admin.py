@@ -168,6 +168,15 @@ class WholeQueue(Resource):
         return self._api.call("GET", at("/v1/admin/queue"), params=given(limit=limit))
 
 
+class TenantsAdapters(Resource):
+    """Models of tenants."""
+
+    def release(self, tenant: str, adapter_id: str, *, reason: str) -> Record:
+        """Serves one that did not pass its gate, also one that failed the safety rule."""
+        path = at("/v1/admin/tenants/{tenant}/adapters/{adapter_id}/release", tenant, adapter_id)
+        return self._api.call("POST", path, json={"reason": reason}, repeatable=True)
+
+
 class DeadLetters(Resource):
     """Jobs that were given up after repeated failures of the platform."""
 
@@ -226,6 +235,7 @@ class Admin(Resource):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self.tenants = Tenants(connection)
+        self.adapters = TenantsAdapters(connection)
         self.usage = PlatformUsage(connection)
         self.refunds = Refunds(connection)
         self.ledger = Books(connection)

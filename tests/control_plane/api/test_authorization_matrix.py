@@ -87,7 +87,7 @@ NEEDED: Mapping[str, str] = {
         POST /v1/api_keys, GET /v1/api_keys, GET /v1/api_keys/{{key_id}}, POST /v1/api_keys/{{key_id}}/rotate,
         DELETE /v1/api_keys/{{key_id}}, POST /v1/members, GET /v1/members, GET /v1/members/{{member_id}}, POST /v1/members/{{member_id}},
         DELETE /v1/members/{{member_id}}, GET /v1/audit_log, GET /v1/data_export, POST /v1/data_deletions,
-        PUT /v1/integrations/wandb, DELETE /v1/integrations/wandb,
+        PUT /v1/integrations/wandb, DELETE /v1/integrations/wandb, POST {ADAPTER}/release,
         POST {PERMISSIONS}, GET {PERMISSIONS}, DELETE {PERMISSIONS}/{{permission_id}},
         POST /v1/webhook_endpoints, POST {HOOK}, DELETE {HOOK}, POST {HOOK}/rotate_secret, POST {HOOK}/test, POST {HOOK}/replay,
         POST {HOOK}/deliveries/{{delivery_id}}/replay""",
@@ -99,7 +99,8 @@ NEEDED: Mapping[str, str] = {
         GET /v1/admin/nodes, GET /v1/admin/nodes/{{node}}, POST /v1/admin/nodes/{{node}}/drain, POST /v1/admin/nodes/{{node}}/undrain,
         GET /v1/admin/dead_letters, POST /v1/admin/dead_letters/{{job_id}}/release, POST /v1/admin/dead_letters/{{job_id}}/close,
         GET /v1/admin/recipes, POST /v1/admin/recipes, POST /v1/admin/recipes/{{name}}/retire,
-        GET /v1/admin/queue, GET /v1/admin/usage, GET {TENANT}/ledger, GET {TENANT}/invoices, GET {TENANT}/invoices/{{month}}""",
+        GET /v1/admin/queue, GET /v1/admin/usage, GET {TENANT}/ledger, GET {TENANT}/invoices,
+        POST {TENANT}/adapters/{{adapter_id:path}}/release, GET {TENANT}/invoices/{{month}}""",
 }
 """By the least that opens it: every route of the API, those of jobs under the first of their three paths."""
 ORDER = ("read", "write", "admin")
@@ -117,6 +118,7 @@ BODIES: Mapping[str, Any] = {
     "POST /v1/budgets/{budget_id}": {"name": "x"},
     "POST /v1/uploads/{upload_id}/complete": {"part_ids": []},
     f"POST {ADAPTER}/exports": {"format": "adapter"},
+    f"POST {ADAPTER}/release": {"reason": "x"},
     f"POST {HOOK}": {"name": "x"},
     f"POST {HOOK}/replay": {"since": 0},
     f"POST {PERMISSIONS}": {"project_ids": [STRANGER]},
