@@ -339,7 +339,7 @@ def _views(platform: Platform, conn: Connection, found: Sequence[Sweep], *, meas
     job_ids = {t.job_id for t in trials if t.job_id}
     by_id = comparison.jobs_by_id(conn, job_ids)
     measured = comparison.measured(conn, by_id.values()) if measure else {}
-    costs = costs_so_far(conn, platform, job_ids)
+    costs = costs_so_far(conn, platform, job_ids) if job_ids else {}
 
     def value(trial: SweepTrial, metric: str) -> float | None:
         return measured.get(trial.job_id or "", {}).get(metric)
