@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,8 +86,10 @@ def freeze(platform: Platform, claim: Claim, spec: dict[str, Any]) -> None:
 @pytest.mark.parametrize("spec", [FIRST_FORMAT, {"method": "sft"}, {**FIRST_FORMAT, "optimization": None, "of_tomorrow": {"a": 1}}])
 def test_a_job_with_a_spec_of_another_format_is_shown_and_listed(fresh_platform: Platform, held: Claim, spec: dict[str, Any]) -> None:
     freeze(fresh_platform, held, spec)
-    shown = responses.job(jobs.get(fresh_platform, held.tenant, held.job_id))
-    assert [responses.job(v) for v in jobs.list_jobs(fresh_platform, held.tenant).items] == [shown]
+    now = fresh_platform.clock()
+    at_once = replace(fresh_platform, clock=lambda: now)  # the cost of a running attempt grows
+    shown = responses.job(jobs.get(at_once, held.tenant, held.job_id))
+    assert [responses.job(v) for v in jobs.list_jobs(at_once, held.tenant).items] == [shown]
     expected = {"n_epochs": 3, "batch_size": 8} if spec == FIRST_FORMAT else {"n_epochs": "auto", "batch_size": "auto"}
     assert shown.hyperparameters == expected | {"learning_rate_multiplier": 1.0}
     assert shown.recipe == spec.get("recipe")

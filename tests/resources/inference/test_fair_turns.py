@@ -193,6 +193,6 @@ def test_many_tenants_are_forgotten_and_none_that_is_answered_or_waits() -> None
     fill(made, C, 1)
     for number in range(MAX_KNOWN + 1):
         made.add("x", Share(tenant=f"t{number}"), num_tokens=1)
-    assert made.received(A) > 50.0, "its request runs"
+    assert made.received(A) > 0.0, "its request runs"
     assert made.received(B) == 0.0, "it is away, and would be made level when it comes back"
     assert len(made) == MAX_KNOWN + 2
