@@ -19,7 +19,7 @@ LOWER = 1 / 3
 def advice(platform: Platform, tenant: str, job: Job) -> Sequence[Advice]:
     """Return the advice of the job's evaluation, or that of its failure; empty if neither has any."""
     try:
-        return reports.load_evaluated(platform, tenant, job.id).advice
+        return reports.load_evaluated(platform, tenant, job.measured_by).advice
     except NotFound:
         return _of_failure(job)
 

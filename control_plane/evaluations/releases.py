@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -15,10 +18,12 @@ from control_plane.jobs import results, transitions
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.serving import node_files
 from ft_assets.adapters import promotion_rules
+from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, InvalidRequest
+from ft_assets.errors import Conflict, InvalidRequest, NotFound
 from ft_assets.evals.gate.verdict import QUARANTINED, Verdict
 from ft_assets.storable_text import printable
 
@@ -33,8 +38,8 @@ def release(platform: Platform, tenant: str, reference: str, *, by: str, reason:
     current = get_adapter(platform, tenant, reference)
     if current.released_at is not None and current.stage != Stage.QUARANTINED:
         return current
-    findings, policy = quarantining_verdict(platform, current).findings, platform.settings.release_policy
-    files = promotions.file_refusals(platform, current)
+    findings, policy = _quarantining_verdict(platform, current).findings, platform.settings.release_policy
+    files = _file_refusals(platform, current)
     if found := promotion_rules.release_refusals(current, findings, files, policy=policy, by_operator=by_operator):
         reasons = "; ".join(f"{r.code}: {r.detail}" for r in found)
         raise Conflict(f"model {current.id} cannot be released: {reasons}", code="release_refused", param="adapter_id")
@@ -63,7 +68,22 @@ def _reason(reason: str) -> str:
     return why
 
 
-def quarantining_verdict(platform: Platform, record: AdapterRecord) -> Verdict:
+def _file_refusals(platform: Platform, record: AdapterRecord) -> Sequence[Refusal]:
+    """Return what is wrong with its files; a whole model's are compared with its base again, which only its registration has done."""
+    if record.type == LORA:
+        return promotions.file_refusals(platform, record)
+    return service.unservable(platform, record.base_model, node_files.materialise(platform, record))
+
+
+def why_quarantined(platform: Platform, record: AdapterRecord) -> str:
+    """Return the failed rules in words; empty if it is not quarantined, or the report was deleted."""
+    if record.stage == Stage.QUARANTINED:
+        with contextlib.suppress(NotFound):
+            return _quarantining_verdict(platform, record).why_not
+    return ""
+
+
+def _quarantining_verdict(platform: Platform, record: AdapterRecord) -> Verdict:
     """Return the verdict that quarantined an adapter."""
     e = evaluations.c
     query = (

@@ -94,16 +94,13 @@ def base_mismatch(candidate: Candidate) -> Refusal | None:
     )
 
 
-POLICIES = ("tenant", "operator")
-"""Who may release an adapter."""
-
-
 def release_refusals(
     record: AdapterRecord, findings: Sequence[Finding], files: Sequence[Refusal], *, policy: str, by_operator: bool
 ) -> list[Refusal]:
     """Returns why `record` may not be released, in the order of the rules; empty if it may.
 
-    `findings`: those of the evaluation that quarantined it. `files`: refusals of ``package.check_files`` and ``package.verify``.
+    `findings`: those of the evaluation that quarantined it. `files`: refusals of ``package.check_files`` and ``package.verify``. `policy`:
+    who may release models, ``tenant`` (also operators) or ``operator``.
     """
     if record.stage != Stage.QUARANTINED:
         return [Refusal(code="stage", detail=f"it is {record.stage}, and only a quarantined one needs a release")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.tables import Job
 from control_plane.platform.job_states import FINAL, TRANSITIONS, JobState
 from control_plane.queue.status.messages import waiting_line
+from ft_assets.errors import NotFound
 from ft_assets.evals.gate.advice import combined
 from ft_assets.training.failures import Outcome
 
@@ -112,7 +114,8 @@ def _failure(page: Page, job: Job) -> Failure | None:
     row = int(named[1]) if named else None
     found = next_run.advice(page.platform, page.tenant, job)
     if code == "gate_failed":  # its message has the advice too
-        message = reports.load_evaluated(page.platform, page.tenant, job.id).verdict.why_not
+        with contextlib.suppress(NotFound):  # of an evaluation whose report was deleted
+            message = reports.load_evaluated(page.platform, page.tenant, job.measured_by).verdict.why_not
     return Failure(
         code=code, message=message, next_step=step, row=row, advice=[one.message for one in found], changes=combined(found),
         text=previews.row_text(page.platform, page.tenant, job.dataset_id, row) if row and job.dataset_id else "",

@@ -17,7 +17,7 @@ from control_plane.console.pages.page import PageDep, PageRoute, see
 from control_plane.evaluations import releases
 from control_plane.evaluations import service as evaluations
 from control_plane.http.authentication import AdminPrincipal, Approver, Writer
-from ft_assets.adapters.stages import GRACE, Stage
+from ft_assets.adapters.stages import GRACE
 
 MODELS = "/console/models"
 STAGES = ("production", "draft", "staging", "quarantined", "deprecated", "archived")
@@ -91,7 +91,7 @@ def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
         exports=exports.list_exports(platform, tenant, now.adapter.id),
         forms=EXPORT_FORMS,
         grace_days=GRACE.days,
-        why_not=releases.quarantining_verdict(platform, now.adapter).why_not if now.adapter.stage == Stage.QUARANTINED else "",
+        why_not=releases.why_quarantined(platform, now.adapter),
     )
 
 

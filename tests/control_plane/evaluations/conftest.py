@@ -38,7 +38,7 @@ def operated(platform: Platform, tmp_path: Path) -> Platform:
 def evaluated_job(operated: Platform, tenant: Tenant, training_file: str, tmp_path: Path) -> Evaluate:
     """Makes a job that was trained and evaluated, with that verdict, and is to be concluded; returns its id."""
 
-    def make(*findings: Finding, eval_config: dict[str, Any] | None = None, whole: bool = False, **body: Any) -> str:
+    def make(*findings: Finding, eval_config: dict[str, Any] | None = None, whole: bool = False, broken: bool = False, **body: Any) -> str:
         request = {"model": MODEL, "training_file": training_file, **body, **({"eval_config": eval_config} if eval_config else {})}
         job_id = str(jobs.submit(operated, tenant.id, JobRequest.from_body(request)).job.id)
         dataset_step.pin_dataset(operated, tenant.id, job_id)
@@ -46,7 +46,7 @@ def evaluated_job(operated: Platform, tenant: Tenant, training_file: str, tmp_pa
         with operated.engine.begin() as conn:
             for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
                 transition(conn, job_id, state, message="")
-        store_final(operated, tenant.id, job_id, tmp_path / job_id, spec, whole=whole)
+        store_final(operated, tenant.id, job_id, tmp_path / job_id, spec, whole=whole, broken=broken)
         blocks = any(f.blocking for f in findings)
         verdict = Verdict(outcome="quarantined" if blocks else "passed", findings=findings)
         found = Evaluated(

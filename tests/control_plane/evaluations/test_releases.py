@@ -112,6 +112,22 @@ def test_files_that_changed_are_not_released(operated: Platform, tenant: Tenant,
     assert refusal(operated, tenant, made, by_operator=True).code == "integrity_error"
 
 
+def test_a_whole_model_is_compared_with_its_base_again_before_its_release(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate
+) -> None:
+    broken = quarantined(operated, tenant, evaluated_job(FAILED, whole=True, broken=True, seed=1))
+    assert "shape_mismatch: num_hidden_layers" in refusal(operated, tenant, broken, by_operator=True).message
+    whole = quarantined(operated, tenant, evaluated_job(FAILED, whole=True, seed=2))
+    assert releases.release(operated, tenant.id, whole.id, by="key_a", reason=REASON).stage == "draft"
+
+
+def test_a_deleted_report_leaves_the_reasons_out(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    made = quarantined(operated, tenant, evaluated_job(FAILED))
+    assert releases.why_quarantined(operated, made).startswith("its answers are not better than the base model's (task_not_better: 0.1")
+    operated.objects.delete(made.eval_report_key)
+    assert releases.why_quarantined(operated, made) == ""
+
+
 def test_operators_can_keep_releases_to_themselves(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     strict = replace(operated, settings=replace(operated.settings, release_policy="operator"))
     made = quarantined(strict, tenant, evaluated_job(FAILED))

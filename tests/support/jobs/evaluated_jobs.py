@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -90,11 +91,16 @@ def finish(platform: Platform, tenant: str, job_id: str, *, seed: int, scale: fl
     shutil.rmtree(made)
 
 
-def store_final(platform: Platform, tenant: str, job_id: str, scratch: Path, spec: TrainingSpec, *, whole: bool) -> None:
-    """A real adapter of the base, or a whole model, committed as the job's finished one."""
+def store_final(
+    platform: Platform, tenant: str, job_id: str, scratch: Path, spec: TrainingSpec, *, whole: bool, broken: bool = False
+) -> None:
+    """A real adapter of the base, or a whole model (`broken`: with another architecture), committed as the job's finished one."""
     base = platform.models.get(MODEL).directory
     assert base is not None
     made = build_tiny_model(scratch, seed=7) if whole else build_tiny_adapter(scratch, base, base_name="trained-at")
+    if broken:
+        config = json.loads((made / "config.json").read_text())
+        (made / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] + 1}))
     write_manifest(made, Manifest.of(spec, required=(), step=10, attempt=1, created_at=0.0))
     prefix = layout.checkpoint_prefix(tenant, job_id, 1, 10)
     upload(platform.objects, made, prefix)
