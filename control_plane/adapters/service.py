@@ -231,7 +231,7 @@ GAPS: Mapping[str, str] = {
 }
 OF_FIELD = re.compile(r"ck_adapters_(?P<field>[a-z0-9_]+?)(_present|_sha256_format|_format)")
 REFUSALS: Mapping[str, tuple[str, str]] = {
-    "ck_adapters_served_passed_gate": ("gate_failed", "its evaluation did not pass the gate, and nobody released it"),
+    "ck_adapters_served_passed_gate": ("gate_failed", "its evaluation did not pass the gate, and it was not released"),
     "ck_adapters_production_approved": ("needs_approval", "a person has to approve it first: POST /v1/adapters/{id}/approve"),
     "adapters_record_frozen": ("record_is_final", "its record never changes; register another adapter"),
     "adapters_stage_moves": ("invalid_state", "its stage does not lead there"),

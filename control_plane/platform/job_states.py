@@ -7,7 +7,7 @@
          |          | +---------+----> paused <- pausing    +----> failed
          +----------+---------------- failed, cancelled (from every state that is not final)
 
-After repeated failures without progress, a job becomes a ``dead_letter``. It has ended, and its tenant is told that it failed; operators
+After repeated failures without progress, a job becomes a ``dead_letter``. It has ended, and its tenant sees it as failed; operators
 may release it, and it is queued again, or close it as ``failed``.
 
 A job whose model failed its gate is ``failed``, and ``succeeded`` once a person releases the model; nothing else leaves a final state.

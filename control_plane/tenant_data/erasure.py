@@ -70,7 +70,7 @@ NOT_INSPECTED = (
     "work directories of other machines: the API on each removes there what a killed process left",
     "backups, write-ahead logs, unused space in database files, and earlier versions of objects in a bucket",
     "keys of tenants in a KMS, and copies of keys in backups",
-    "what killed processes left of objects that they were storing: the worker removes it after an hour, whoever's it is",
+    "what killed processes left of objects that they were storing: the worker removes it after an hour, of all tenants",
 )
 """What deletions neither read nor change."""
 FILE = re.compile(r"(?P<directory>tenants/[^/]+/files/[^/]+)/(?P<name>[^/]+)")

@@ -68,7 +68,7 @@ MEANINGS: Mapping[str, str] = {
     "worse_than_previous": "its answers are worse than those of the model in production",
     "nothing_measured": "nothing was held out, so no measurement says that it is better",
 }
-"""What a failure means for somebody who wants to use the model, by code."""
+"""What a failure means to users of the model, by code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
