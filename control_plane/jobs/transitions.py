@@ -141,7 +141,7 @@ def record(conn: Connection, job_id: str, event: Event, *, now: datetime | None 
 def _notice(job: _Moving, target: JobState, changed: Mapping[str, Any]) -> outbox.OutboxEvent | None:
     """Only ids and states: receivers keep what they get, even after the tenant has its data deleted."""
     kind = f"fine_tuning.job.{JobState.FAILED if target is JobState.DEAD_LETTER else target}"
-    if kind not in EVENT_TYPES or (job.state is JobState.DEAD_LETTER and target is JobState.FAILED):  # the tenant was notified when it became a dead letter
+    if kind not in EVENT_TYPES or (job.state is JobState.DEAD_LETTER and target is JobState.FAILED):  # reported as failed already
         return None
     data = {"status": openai_status(target), "state": target.value}
     if (error := changed.get("error", job.error)) is not None:
