@@ -57,7 +57,7 @@ def arrived(platform: Platform, held: Claim) -> list[str]:
     return [event.message for event in reversed(events) if event.code == CODE]
 
 
-def test_a_notice_told_during_a_heartbeat_arrives_once(platform: Platform, held: Claim, line: Line, reporter: Reporter) -> None:
+def test_notice_queued_during_a_heartbeat_arrives_once(platform: Platform, held: Claim, line: Line, reporter: Reporter) -> None:
     reporter.tell(notice("before"))
     line.during = lambda: reporter.tell(notice(f"during {len(line.sent)}"))
     reporter.flush()

@@ -12,7 +12,7 @@ from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Adapter
 from control_plane.adapters.tables import adapters as adapters_table
-from control_plane.evaluations import releases
+from control_plane.evaluations import next_run, releases
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import job_events
 from control_plane.notifications.tables import outbox
@@ -22,7 +22,7 @@ from control_plane.tenants.tables import audit_log
 from ft_assets.adapters import step as adapter_step
 from ft_assets.errors import Conflict, Forbidden, FtError
 from ft_assets.evals.gate.verdict import Finding
-from tests.support.jobs.evaluated_jobs import FAILED, Evaluate
+from tests.support.jobs.evaluated_jobs import FAILED, LONGER, Evaluate
 
 UNSAFE = Finding(rule="safety", code="refusals_too_few", passed=False, blocking=True, detail="refuses 3 of 62")
 UNAPPLIED = Finding(rule="adapter_applied", code="adapter_not_applied", passed=False, blocking=True, detail="difference 0")
@@ -66,7 +66,7 @@ def test_a_released_model_is_served_and_its_job_succeeds(operated: Platform, ten
     assert releases.release(operated, tenant.id, made.id, by="key_b", reason="again").released_by == "key_a"
 
 
-def test_a_model_that_is_not_approved_is_refused_with_what_to_do(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+def test_a_model_that_is_not_approved_is_refused_with_the_next_step(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     made = quarantined(operated, tenant, evaluated_job(FAILED))
     with pytest.raises(Forbidden) as refused:
         promotions.resolve_model(operated, tenant.id, made.name)
@@ -84,12 +84,12 @@ def test_a_release_does_not_stand_for_the_approval(operated: Platform, tenant: T
     assert promotions.approve(operated, tenant.id, made.id, by="key_b", and_promote=True).stage == "production"
 
 
-def test_a_release_promotes_only_what_its_job_wants_promoted(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+def test_a_release_promotes_only_if_its_job_asks_for_that(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     made = quarantined(operated, tenant, evaluated_job(FAILED, auto_promote=False))
     assert releases.release(operated, tenant.id, made.id, by="key_a", reason=REASON).stage == "draft"
 
 
-def test_only_an_operator_releases_what_failed_the_safety_rule(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+def test_only_an_operator_releases_a_model_that_failed_the_safety_rule(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     made = quarantined(operated, tenant, evaluated_job(FAILED, UNSAFE))
     error = refusal(operated, tenant, made)
     assert (error.code, error.http_status) == ("release_refused", 409)
@@ -126,6 +126,15 @@ def test_a_deleted_report_leaves_the_reasons_out(operated: Platform, tenant: Ten
     assert releases.why_quarantined(operated, made).startswith("its answers are not better than the base model's (task_not_better: 0.1")
     operated.objects.delete(made.eval_report_key)
     assert releases.why_quarantined(operated, made) == ""
+
+
+def test_advice_for_a_job_that_ended_as_an_earlier_one_is_that_of_the_earlier_one(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate
+) -> None:
+    made = quarantined(operated, tenant, evaluated_job(FAILED))
+    first = jobs.get(operated, tenant.id, made.job_id).job
+    second = replace(first, id="ftjob-second", reused_job_id=first.id)
+    assert next_run.advice(operated, tenant.id, second) == next_run.advice(operated, tenant.id, first) == (LONGER,)
 
 
 def test_operators_can_keep_releases_to_themselves(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:

@@ -41,7 +41,7 @@ def test_an_interval_is_good_or_bad_only_if_all_of_it_is(low: float, high: float
 @pytest.mark.parametrize(
     ("micros", "expected"), [(0, "$0.00"), (-1_234_560_000, "-$1,234.56"), (1_500, "$0.0015"), (10_000, "$0.01"), (-2_500, "-$0.0025")]
 )
-def test_amounts_show_their_sign_and_what_cents_would_hide(micros: int, expected: str) -> None:
+def test_amounts_show_their_sign_and_fractions_of_cents(micros: int, expected: str) -> None:
     assert jinja_environment._money(micros) == expected
 
 

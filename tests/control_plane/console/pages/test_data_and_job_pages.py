@@ -153,6 +153,14 @@ def test_a_failure_shows_the_row_that_it_names(visitor: Visitor, world: World) -
     assert "row 9999" in visitor.get(f"/console/jobs/{outside}").text
 
 
+def test_job_that_was_trained_and_not_approved_says_so_also_without_a_report(visitor: Visitor, world: World) -> None:
+    job = _failed(world, {"code": "gate_failed", "message": "Trained, not approved: it is worse. Train for longer.", "param": None})
+    answer = visitor.get(f"/console/jobs/{job}")
+    assert answer.status_code == 200
+    assert "Trained, not approved" in answer.text and "it is worse" in answer.text
+    assert "Trained, not approved" in visitor.get("/console/jobs").text
+
+
 def test_a_running_job_shows_its_curves_and_where_the_stream_goes_on(visitor: Visitor, world: World) -> None:
     page = visitor.get(f"/console/jobs/{world.running}").text
     for title in ("Loss", "Learning rate", "Gradient norm", "Tokens per second", "GPU memory in GiB"):

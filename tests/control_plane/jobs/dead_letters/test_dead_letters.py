@@ -103,7 +103,7 @@ def test_only_a_dead_letter_is_released_or_closed(queued: Queued) -> None:
         dead_letters.release(as_operator(platform), "ftjob-none")
 
 
-def test_closed_dead_letter_stays_failed_and_its_tenant_is_told_once(queued: Queued) -> None:
+def test_closed_dead_letter_stays_failed_and_notifies_its_tenant_once(queued: Queued) -> None:
     platform, tenant, job_id = given_up(queued)
     ended = jobs.get(platform, tenant, job_id).job
     closed = dead_letters.close(platform, job_id)
