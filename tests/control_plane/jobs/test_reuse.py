@@ -204,7 +204,7 @@ def test_prepared_job_with_the_spec_of_one_that_failed_its_gate_fails_without_tr
     assert row(platform, forced).state == "queued"
 
 
-def test_failure_of_another_kind_is_no_answer(platform: Platform, tenant: Tenant, submit: Submit) -> None:
+def test_request_of_a_job_that_failed_otherwise_is_trained_again(platform: Platform, tenant: Tenant, submit: Submit) -> None:
     first = submit().job.id
     finish(platform, tenant.id, first, stage="quarantined", failed=True)
     with platform.engine.begin() as conn:
