@@ -385,7 +385,7 @@ def test_making_room_is_no_failure_however_often_it_happens(new_job: Callable[..
         held = job.claim()
         ask(job, held)
         assert attempts.finish(job.platform, held, job.follow(held)) is JobState.QUEUED
-    assert all(p.preempted and p.code == "preempted" for p in endings.history(job.platform, job.id))
+    assert all(p.excused and p.code == "preempted" for p in endings.history(job.platform, job.id))
     ending, state = job.train(Scenario(steps=6, end_at={"step": 3, "outcome": "preempted", "attempt": 13}))
     assert (ending.outcome, state) == ("preempted", JobState.QUEUED), "and this one, which nobody asked for, is the first of its kind"
     assert row(job).preemptions == 12
