@@ -14,6 +14,7 @@
     tenants/<t>/adapters/<adapter_id>/evaluations/<id>/report.json   of the registered adapter, on any base
     tenants/<t>/exports/<adapter_id>/<key>.tar                 exported adapter; of a workload, the key is <export_id>-a<attempt>
     tenants/<t>/suites/<suite_id>.jsonl                        items of the tenant's evaluation suite
+    tenants/<t>/scored_suites/<suite_id>.jsonl                 items of a version of the tenant's scored suite
     tenants/<t>/suite_indexes/<digest>/...                     index over the suites that the tenant's datasets are checked against
     base_models/<digest>/{config.json, model.safetensors, ...}   without a tenant: what workloads on any node load
     suites/<suite_id>.jsonl                                    items of an operator's suite, without a tenant
@@ -96,6 +97,10 @@ def suite_key(tenant: str | None, suite_id: str) -> str:
     """Key of a suite's items; without a tenant it is the operator's."""
     root = "suites" if tenant is None else f"{tenant_prefix(tenant)}/suites"
     return f"{root}/{checked_id(suite_id)}.jsonl"
+
+
+def scored_suite_key(tenant: str, suite_id: str) -> str:
+    return f"{tenant_prefix(tenant)}/scored_suites/{checked_id(suite_id)}.jsonl"
 
 
 def suite_index_prefix(tenant: str, digest: str) -> str:

@@ -30,6 +30,7 @@ from control_plane.billing import routes_usage as usage
 from control_plane.capacity import routes as admin_nodes
 from control_plane.console.pages import console_routes as console
 from control_plane.datasets import routes as datasets
+from control_plane.datasets.scored_suites import routes as scored_suites
 from control_plane.datasets.uploads import routes_files, routes_uploads
 from control_plane.evaluations import routes as evaluations
 from control_plane.graders import routes as graders
@@ -108,7 +109,8 @@ def _routes() -> Sequence[BaseRoute]:
     whole.add_api_route("/v1/fine-tunes/estimate-price", fine_tuning.estimate, methods=["POST"], include_in_schema=False)
     for router in (
         fine_tuning.router, checkpoint_permissions.router, graders.router, sweeps.router, routes_files.router, routes_uploads.router,
-        datasets.datasets_router, datasets.suites_router, evaluations.suites_router, models.router, queue.router, quota.router,
+        datasets.datasets_router, datasets.suites_router, scored_suites.router, evaluations.suites_router, models.router, queue.router,
+        quota.router,
         routes_recipes.router, routes_recipes.admin_router, routes_exports.router, adapters.manifests_router,
         evaluations.adapters_router, evaluations.operators_router,
         adapters.signing_keys_router, adapters.router, completions.model_routes_router, completions.router, api_keys.router,

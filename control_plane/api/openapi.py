@@ -29,6 +29,7 @@ TAGS: Mapping[str, str] = {
     "uploads": "Upload large files in parts; an interrupted upload can be resumed.",
     "datasets": "Immutable dataset versions made from validated files, with reports, previews and approval.",
     "suites": "Evaluation suites that datasets are checked against for contamination.",
+    "scored_suites": "Suites of your own that adapters are evaluated with.",
     "evaluations": "Capability suites that adapters are evaluated with.",
     "models": "Base models, model routes and fine-tuned models that requests can name.",
     "adapters": "Fine-tuned models in the registry: promotion, rollback, approval, evaluations and lineage.",

@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.attempts import routes_agents
+from control_plane.datasets.scored_suites.service import MAX_FILE_BYTES as MAX_SCORED_BYTES
 from control_plane.datasets.suites import MAX_FILE_BYTES
 from control_plane.http import authentication, error_responses
 from control_plane.http.authentication import FORM, missing_key, secret_of
@@ -51,7 +52,7 @@ MAX_PROMPT_VALUES = 200_000
 STRING_OR_STRUCTURE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{\]},]', re.DOTALL)
 INTERNAL = "/internal/"
 COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-OTHER_LIMITS = {**dict.fromkeys(COMPLETIONS, 4 * MIB), "/v1/suites": MAX_FILE_BYTES + MIB}
+OTHER_LIMITS = {**dict.fromkeys(COMPLETIONS, 4 * MIB), "/v1/suites": MAX_FILE_BYTES + MIB, "/v1/scored_suites": MAX_SCORED_BYTES + MIB}
 """Long conversations; and files with other fields."""
 MAX_INTERNAL_BYTES = 4 * MIB
 """Manifests of checkpoints with thousands of files, from agents."""

@@ -24,6 +24,7 @@ MODULES = {
     "tenant.jobs.estimate_commands": ("preview", "estimate"),
     "tenant.data.file_commands": ("files",),
     "tenant.data.suite_commands": ("suites",),
+    "tenant.data.scored_suite_commands": ("scored-suites",),
     "tenant.jobs.job_commands": ("submit", "jobs", "job", "logs", "metrics", "checkpoints", "cancel", "pause", "resume"),
     "tenant.jobs.evaluation_commands": ("eval",),
     "tenant.jobs.sweep_commands": ("compare", "sweep"),

@@ -25,7 +25,7 @@ from control_plane.client.resources.adapters import Adapters
 from control_plane.client.resources.admin import Admin
 from control_plane.client.resources.billing import Budgets, Invoices, Ledger, UsageReports
 from control_plane.client.resources.chat import Chat, Completions, Responses
-from control_plane.client.resources.datasets import CapabilitySuites, Datasets, Suites
+from control_plane.client.resources.datasets import CapabilitySuites, Datasets, ScoredSuites, Suites
 from control_plane.client.resources.exports import AdapterEvaluations, Exports
 from control_plane.client.resources.files import Files
 from control_plane.client.resources.graders import CheckpointPermissions, Graders
@@ -67,6 +67,7 @@ class FtClient:
         self.uploads = Uploads(connection)
         self.datasets = Datasets(connection)
         self.suites = Suites(connection)
+        self.scored_suites = ScoredSuites(connection)
         self.capability_suites = CapabilitySuites(connection)
         self.jobs = Jobs(connection)
         self.sweeps = Sweeps(connection)

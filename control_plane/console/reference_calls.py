@@ -83,6 +83,8 @@ FT: Mapping[str, str] = {
     "POST /v1/datasets/{dataset_id}/approve": "ft datasets approve {dataset_id}",
     "GET /v1/datasets/{dataset_id}/preview": "ft preview {dataset_id}", "GET /v1/suites": "ft suites list",
     "POST /v1/suites": "ft suites add NAME FILE", "DELETE /v1/suites/{name}": "ft suites remove {name}",
+    "POST /v1/scored_suites": "ft scored-suites add NAME FILE --metric exact_match", "GET /v1/scored_suites": "ft scored-suites list",
+    "GET /v1/scored_suites/{name}": "ft scored-suites versions {name}", "DELETE /v1/scored_suites/{name}": "ft scored-suites remove {name}",
     "GET /v1/capability_suites": "ft suites capability", "POST /v1/fine_tuning/jobs": "ft submit FILE_OR_ID --model MODEL",
     "GET /v1/fine_tuning/jobs": "ft jobs", "POST /v1/fine_tuning/estimate": "ft estimate FILE_OR_ID --model MODEL",
     "POST /v1/fine_tuning/jobs/estimate": "ft estimate FILE_OR_ID --model MODEL",

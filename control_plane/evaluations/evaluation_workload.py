@@ -95,6 +95,8 @@ def _inputs(platform: Platform, held: Claim, asked: Question) -> Iterator[Input]
     own = f"{layout.eval_prefix(held.tenant, held.job_id)}/inputs"
     items = run.holdout.read_bytes() if run.holdout else b""
     question = {run_file.HOLDOUT_NAME: items, run_file.KNOWN_NAME: json.dumps(run.known).encode()}
+    suites = sorted(run.scored_suites.glob("*.jsonl")) if run.scored_suites else ()
+    question |= {f"{run_file.SCORED_NAME}/{path.name}": path.read_bytes() for path in suites}
     yield Input(name=run_file.QUESTION_DIR, files=tuple(listed_files.put(objects, own, name, data) for name, data in question.items()))
     if run.capability:
         yield Input(name=run_file.SUITES_DIR, files=tuple(_suites(platform, run)))

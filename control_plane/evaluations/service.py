@@ -23,6 +23,7 @@ from control_plane.attempts.tables import attempts
 from control_plane.billing import ledger, refunds
 from control_plane.billing.rules import Entry
 from control_plane.billing.tables import ledger_entries
+from control_plane.datasets.scored_suites import service as scored_suites
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import BASE_UPDATE as BASE_UPDATE
 from control_plane.evaluations.tables import LOST, Evaluation, evaluations
@@ -86,6 +87,7 @@ def request(
     if rules is not None and "replicas" in rules:
         message = "eval_config.replicas follows the adapter's job, whose GPUs an evaluation holds; leave it out"
         raise InvalidRequest(message, code="invalid_eval_config", param="eval_config.replicas")
+    rules = scored_suites.pinned(platform, tenant, rules)
     digest = base_digest or platform.models.card(found.base_model).digest
     platform.models.get_pinned(found.base_model, digest)
     with platform.engine.begin() as conn:

@@ -79,7 +79,11 @@ def finished_request(
     )
     wanted = _data(conn, tenant, request)
     for job in many(conn, query.limit(MAX_CANDIDATES), Job):
-        if _data(conn, tenant, job) == wanted and _same_training(job, request, warm_start) and _rest(job.request) == _rest(request.body):
+        if (
+            _data(conn, tenant, job) == wanted
+            and _same_training(job, request, warm_start)
+            and _rest(job.request) == _rest(request.stored_body)
+        ):
             return job
     return None
 

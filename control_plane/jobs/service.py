@@ -6,7 +6,7 @@ import secrets
 import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 from control_plane.attempts.tables import Checkpoint
 from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing.usage.service import costs_so_far
+from control_plane.datasets.scored_suites import service as scored_suites
 from control_plane.datasets.service import check_distinct, check_enough_to_train, check_format, check_reviewed, check_tools
 from control_plane.datasets.tables import datasets, files
 from control_plane.jobs import duplicate_requests, results, warm_starts
@@ -161,6 +162,7 @@ def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved
     if request.body.get("integrations"):
         _refuse_without_key(platform, tenant)
     on_base, warm_start = warm_starts.on_base(platform, tenant, request)
+    on_base = replace(on_base, eval_config=scored_suites.pinned(platform, tenant, on_base.eval_config))
     model = platform.models.check_submittable(on_base.model, today=platform.clock().date())
     placed = job_plan.placed(platform, on_base, model, tier=request.tier or get_tenant(platform, tenant).tier)
     settings, evaluated = platform.settings, eval_config.parse(request.eval_config)
@@ -448,7 +450,7 @@ def _insert(
         "validation_file": request.validation_file,
         "suffix": request.suffix,
         "seed": secrets.randbelow(2**31) if request.seed is None else request.seed,
-        "request": dict(request.body),
+        "request": request.stored_body,
         "request_sha256": request.sha256,
         "hyperparameters": dict(request.hyperparameters),
         "metadata": sa.null() if request.metadata is None else request.metadata,  # SQL null, not JSON null

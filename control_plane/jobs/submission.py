@@ -92,6 +92,11 @@ class JobRequest:
         """Digest of the body: two requests are the same if their bodies are."""
         return hashlib.sha256(canonical_json(self.body).encode()).hexdigest()
 
+    @property
+    def stored_body(self) -> Mapping[str, Any]:
+        """The body that a job keeps: with the versions of the scored suites that it named."""
+        return self.body if self.eval_config is None else {**self.body, "eval_config": dict(self.eval_config)}
+
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Self:
         """Read a request; ``InvalidRequest`` names the first field that is unknown, missing or has a wrong type or value."""

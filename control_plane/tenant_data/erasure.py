@@ -23,6 +23,7 @@ from sqlalchemy.engine import Connection
 from control_plane.adapters import promotions
 from control_plane.adapters.tables import adapters, exports
 from control_plane.attempts.tables import agents, checkpoints, health_verdicts
+from control_plane.datasets.scored_suites.tables import scored_suites
 from control_plane.datasets.tables import datasets, eval_suites, files, loose_objects, upload_parts, uploads
 from control_plane.evaluations import answer_cache
 from control_plane.evaluations.tables import eval_scores, evaluations
@@ -392,6 +393,7 @@ def _statements(tenant: str, now: datetime) -> dict[str, sa.Executable]:
         ),
         "exports": sa.delete(exports).where(exports.c.tenant_id == tenant),
         "eval_suites": sa.delete(eval_suites).where(eval_suites.c.tenant_id == tenant),
+        "scored_suites": sa.delete(scored_suites).where(scored_suites.c.tenant_id == tenant),
         "model_routes": sa.delete(model_routes).where(model_routes.c.tenant_id == tenant),
         "integrations": sa.delete(integrations).where(integrations.c.tenant_id == tenant),
         "wandb_runs": sa.delete(wandb_runs).where(wandb_runs.c.job_id.in_(mine)),

@@ -34,7 +34,7 @@ FORMAT = 1
 EXPORTED: Mapping[str, Sequence[str]] = {
     "tenants": (), "members": (), "api_keys": ("sha256",), "checkpoint_permissions": (),
     "webhook_endpoints": ("secrets", "sealed_url"), "deliveries": (), "integrations": ("sealed_key",), "wandb_runs": ("summary",),
-    "files": ("progress",), "uploads": (), "datasets": (), "eval_suites": (),
+    "files": ("progress",), "uploads": (), "datasets": (), "eval_suites": (), "scored_suites": (),
     "jobs": ("ahead", "promise", "barred_until", "trace_parent"), "job_events": (), "attempts": ("workload", "nodes"), "checkpoints": (),
     "health_verdicts": (), "sweeps": (), "sweep_trials": (),
     "evaluations": (), "adapters": (), "exports": ("claim",), "model_routes": (),

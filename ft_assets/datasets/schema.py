@@ -103,6 +103,13 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
         """Returns whether the example offers tools, calls them or has results of them."""
         return bool(self.tools) or any(message.tool_calls or message.role == "tool" for message in self.all_messages())
 
+    def as_row(self) -> JsonObject:
+        """Returns the row of a conversation that ends with the wanted answer; without messages for one labeled bad, and for text."""
+        wanted = () if self.kind == "kto" and not self.label else (*self.messages, *self.chosen)
+        row: dict[str, object] = {"messages": [m.as_template() for m in wanted], "tools": list(self.tools)}
+        row |= {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
+        return row | ({"response_format": self.response_format} if self.response_format else {})
+
     def num_characters(self) -> int:
         total = len(self.text or "")
         for message in self.messages if self.kind != "preference" else self.all_messages():

@@ -422,17 +422,10 @@ def validation_rows(platform: Platform, tenant: str, job: Job) -> Iterator[JsonO
         examples = load_rows(rows_file(platform, tenant, dataset_of(platform, tenant, job.validation_file).id))
     else:
         examples = itertools.chain.from_iterable(_held_out_examples(platform, tenant, job, file_id) for file_id in job.trained_on)
-    return (row for row in map(_as_row, examples) if row["messages"])
+    return (row for row in map(Example.as_row, examples) if row["messages"])
 
 
 def _held_out_examples(platform: Platform, tenant: str, job: Job, file_id: str) -> Iterator[Example]:
     _, fraction = held_out_part(platform, tenant, job, file_id)
     stored = load_stored(rows_file(platform, tenant, dataset_of(platform, tenant, file_id).id))
     return (s.example for s in stored if (s.part or part_of(s.split_key, validation_fraction=fraction)) == "validation")
-
-
-def _as_row(example: Example) -> JsonObject:
-    wanted = () if example.kind == "kto" and not example.label else (*example.messages, *example.chosen)
-    row: dict[str, Any] = {"messages": [m.as_template() for m in wanted], "tools": list(example.tools)}
-    row |= {"chat_template_kwargs": example.template_kwargs} if example.template_kwargs else {}
-    return row | ({"response_format": example.response_format} if example.response_format else {})

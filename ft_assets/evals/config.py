@@ -17,13 +17,15 @@ TASK_METRICS: tuple[str, ...] = get_args(TaskMetric)
 Mode = Literal["gate", "monitor", "off"]
 ReasoningMode = Literal["strip", "score"]
 Approval = Literal["none", "required"]
-LONG_RULES = ("capability", "safety", "judge")
+LONG_RULES = ("suites", "capability", "safety", "judge")
 """Rules whose suites a monitored job's promotion does not wait for."""
-OPTIONAL_RULES = ("golden", "task", "perplexity", "capability", "safety", "judge", "regression")
+OPTIONAL_RULES = ("golden", "task", "perplexity", "suites", "capability", "safety", "judge", "regression")
 """Rules of the gate that a job may skip; that the adapter is applied is never skipped."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}", re.ASCII)
+OWN_SUITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}(@[1-9][0-9]{0,5})?", re.ASCII)
+"""Name of a scored suite, and a version of it if not the newest."""
 MAX_SUITES = 16
-"""Capability suites of a job: each costs minutes on a large model."""
+"""Capability suites of a job, and scored suites: each costs minutes on a large model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +50,8 @@ class EvalConfig:
     reasoning: ReasoningMode = "strip"
     """``strip``: reasoning is taken off the answers before they are scored and judged. ``score``: holdout answers are compared with it,
     and so is what the rows expect. Both ways it counts towards the token limit, and the report keeps it."""
+    suites: tuple[str, ...] = ()
+    """The tenant's scored suites by name, or a version of one: ``refunds@3``. A job is stored with the versions."""
     capability: tuple[str, ...] | None = None
     """Capability suites by name (``GET /v1/capability_suites``); None: the operator's default, ``[]``: none."""
     capability_limit: int = 1000
@@ -81,6 +85,11 @@ class EvalConfig:
         """Returns the names of the capability suites to run; `default` holds the operator's default."""
         chosen = default if self.capability is None else self.capability
         return () if "capability" in self.skip else chosen
+
+    @property
+    def asked_suites(self) -> Sequence[str]:
+        """Returns the scored suites to run."""
+        return () if "suites" in self.skip else self.suites
 
 
 LIMITS: Mapping[str, tuple[float, float]] = {
@@ -122,7 +131,11 @@ def parse(data: Mapping[str, Any] | None) -> EvalConfig:
     if "skip" in given:
         given["skip"] = _rules(given["skip"])
     if given.get("capability") is not None:
-        given["capability"] = _names(given["capability"])
+        given["capability"] = _names("capability", given["capability"], NAME)
+    if "suites" in given:
+        given["suites"] = _names("suites", given["suites"], OWN_SUITE)
+        if len({name.partition("@")[0] for name in given["suites"]}) < len(given["suites"]):
+            raise _refusal("suites", f"suites {list(given['suites'])} name two versions of one suite; keep one of them")
     return EvalConfig(**given)
 
 
@@ -146,10 +159,10 @@ def _rules(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def _names(key: str, value: Any, name: re.Pattern[str]) -> tuple[str, ...]:
     named = isinstance(value, list | tuple) and len(value) <= MAX_SUITES
-    if not named or any(not isinstance(v, str) or not NAME.fullmatch(v) for v in value):
-        raise _refusal("capability", f"capability {value!r} is not a list of at most {MAX_SUITES} suite names")
+    if not named or any(not isinstance(v, str) or not name.fullmatch(v) for v in value):
+        raise _refusal(key, f"{key} {str(value)[:200]!r} is not a list of at most {MAX_SUITES} suite names")
     return tuple(dict.fromkeys(value))
 
 

@@ -7,6 +7,8 @@ answers of bases and of accepted adapters are kept by digest, and verdicts besid
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import shutil
 import tempfile
@@ -22,6 +24,8 @@ from control_plane.attempts import evaluation_endings, health, start
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import STOP_GRACE_S, Claim
 from control_plane.attempts.tables import Checkpoint, checkpoints
+from control_plane.datasets.scored_suites import service as scored_suites
+from control_plane.datasets.scored_suites.service import Asked
 from control_plane.datasets.tables import datasets
 from control_plane.evaluations import answer_cache
 from control_plane.evaluations import evaluation_workload as workloads
@@ -136,15 +140,17 @@ def run_evaluation(
     reservation and without a result.
     """
     held = _held(platform, tenant, job_id, evaluation_id)
-    judged, items = _unless_refused(platform, launcher, held, lambda: _with_items(platform, subject()))
+    judged, items, suites = _unless_refused(platform, launcher, held, lambda: _with_items(platform, subject()))
     requested = judged.eval_config
     if held is not None:
-        _answer(platform, launcher, held, judged, items)
+        _answer(platform, launcher, held, judged, items, suites)
     answered = workloads.result(platform, tenant, job_id, evaluation_id)
     progress = ReviewProgress(platform=platform, tenant=tenant, job_id=job_id, evaluation_id=evaluation_id)
-    reader = AnswerReader.of_model(judged.base_dir, mode=requested.reasoning, items=items)
+    own = {suite.id: suite.items for suite in suites}
+    reader = AnswerReader.of_model(judged.base_dir, mode=requested.reasoning, items=[*items, *itertools.chain(*own.values())])
     result = _reviewed(platform, judged, items, answered, reader=reader, progress=progress, retries=retries)
     result = with_schema_verdicts(platform, judged.tenant, result, items, reader=reader)
+    result = scored_suites.with_scores(result, suites, reader=reader)
     answer_cache.remember(platform, judged.tenant, result)
     metric = requested.task_metric if requested.task_metric in answer_metrics.METRICS else None
     built = report.build(
@@ -157,6 +163,7 @@ def run_evaluation(
         previous_manifest_sha256=answer_cache.manifest_of(result),
         metric=metric,
         num_gpus=int(result.get("num_gpus") or 0),
+        own=own,
         reader=reader,
     )
     verdict, lines = gates.judge(built, requested), metric_lines(platform, judged.job.id)
@@ -166,7 +173,7 @@ def run_evaluation(
         advice=tuple(advise(lines, report=built, verdict=verdict, run=_last_run(platform, judged.job))),
         key=judged.key,
     )
-    rows = report.sample_rows(result, items, metric=metric, reader=reader)
+    rows = report.sample_rows(result, items, metric=metric, own=own, reader=reader)
     platform.objects.put_bytes(evaluated.samples_key, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     platform.objects.put_bytes(result_key(judged.key), json.dumps(result).encode())
     platform.objects.put_bytes(evaluated.key, json.dumps(evaluated.to_dict()).encode())
@@ -196,23 +203,28 @@ def _unless_refused(platform: Platform, launcher: Launcher, held: Claim | None, 
         raise
 
 
-def _with_items(platform: Platform, judged: Judged) -> tuple[Judged, list[suite_items.Item]]:
-    """Returns it with the job's held-out items."""
+def _with_items(platform: Platform, judged: Judged) -> tuple[Judged, list[suite_items.Item], Sequence[Asked]]:
+    """Returns it with the job's held-out items and the tenant's scored suites; without items that expect calls that cannot be read."""
     rows = validation_rows(platform, judged.tenant, judged.job)
 
+    @functools.cache
     def readable() -> bool:
         return CallForm.of_model(judged.base_dir) is not None
 
-    return judged, suite_items.holdout_items(rows, limit=judged.eval_config.max_items, calls=readable)
+    asked = scored_suites.asked(platform, judged.tenant, judged.eval_config)
+    readable_suites = [replace(s, entries=[e for e in s.entries if not e.item.calls or readable()]) for s in asked]
+    return judged, suite_items.holdout_items(rows, limit=judged.eval_config.max_items, calls=readable), readable_suites
 
 
-def _answer(platform: Platform, launcher: Launcher, held: Claim, judged: Judged, items: list[suite_items.Item]) -> None:
+def _answer(
+    platform: Platform, launcher: Launcher, held: Claim, judged: Judged, items: list[suite_items.Item], suites: Sequence[Asked]
+) -> None:
     """Starts the workload or adopts it, and waits until its attempt has ended."""
     correlation.bind(attempt=held.attempt)
 
     def describe(platform: Platform, held: Claim) -> Workload:
         with tempfile.TemporaryDirectory() as scratch:
-            asked = _question(platform, judged, Path(scratch), items)
+            asked = _question(platform, judged, Path(scratch), items, suites)
             workloads.show_plan(platform, held, asked.run, num_subjects=2 if asked.previous is None else 3)
             return workloads.describe(platform, held, asked)
 
@@ -272,9 +284,13 @@ def _reviewed(
     return found
 
 
-def _question(platform: Platform, judged: Judged, scratch: Path, items: list[suite_items.Item]) -> workloads.Question:
+def _question(
+    platform: Platform, judged: Judged, scratch: Path, items: list[suite_items.Item], suites: Sequence[Asked]
+) -> workloads.Question:
     """Returns what is asked, with every answer that is known already; the files in `scratch` are this machine's."""
     suite_items.write_items(items, scratch / "holdout.jsonl")
+    for one in suites:
+        suite_items.write_items(one.items, scratch / "suites" / f"{one.suite.reference}.jsonl")
     requested = judged.eval_config
     previous = answer_cache.previous(platform, judged.tenant, judged.job, judged.base_digest) if judged.compare else None
     run = EvalRun(
@@ -282,6 +298,7 @@ def _question(platform: Platform, judged: Judged, scratch: Path, items: list[sui
         adapter_dir=None,
         digests={"base": judged.base_digest, "adapter": judged.subject_digest} | ({"previous": previous.digest} if previous else {}),
         holdout=scratch / "holdout.jsonl",
+        scored_suites=scratch / "suites" if suites else None,
         validation_pack_dir=_validation_packs(platform, judged, scratch / "packs"),
         max_new_tokens=requested.max_new_tokens,
         max_items=requested.max_items,

@@ -1,4 +1,4 @@
-"""``client.datasets``, ``client.suites`` and ``client.capability_suites``: validated datasets and evaluation suites."""
+"""``client.datasets``, ``client.suites``, ``client.scored_suites``, ``client.capability_suites``: datasets, and suites of three kinds."""
 
 from __future__ import annotations
 
@@ -62,6 +62,36 @@ class Suites(Resource):
     def delete(self, name: str) -> Record:
         """Removes one of your suites; the operator's cannot be removed."""
         return self._api.call("DELETE", at("/v1/suites/{name}", name))
+
+
+class ScoredSuites(Resource):
+    """Suites of your own that jobs name in ``eval_config.suites``."""
+
+    def create(
+        self,
+        file: Path,
+        *,
+        name: str,
+        metric: str | None = None,
+        grader: Mapping[str, Any] | None = None,
+        max_drop: float | None = None,
+        min_score: float | None = None,
+    ) -> Record:
+        """Stores a file as the next version of the suite `name`, scored by a metric or a grader."""
+        fields = form(name=name, metric=metric, grader=grader, max_drop=max_drop, min_score=min_score)
+        return self._api.send_file(at("/v1/scored_suites"), file, fields)
+
+    def list(self) -> Pages:
+        """Lists the newest version of each, by name."""
+        return self._api.pages(at("/v1/scored_suites"))
+
+    def versions(self, name: str) -> Pages:
+        """Lists the versions of one, newest first."""
+        return self._api.pages(at("/v1/scored_suites/{name}", name))
+
+    def delete(self, name: str) -> Record:
+        """Removes one with all of its versions."""
+        return self._api.call("DELETE", at("/v1/scored_suites/{name}", name))
 
 
 class CapabilitySuites(Resource):

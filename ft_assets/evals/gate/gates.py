@@ -19,6 +19,7 @@ Rules, in order; every rule is evaluated, so that a quarantined adapter shows al
    only where rule 3 compared no generated answers or is skipped, or the job set the ratio.
 5. ``capability``: no capability suite, nor the mean over them, has fallen by more than `max_capability_drop` and beyond noise. The
    suites and their mean are tested together (paired, one-sided, Holm), so that noise alone blocks 1 % of equal adapters at most.
+   ``suites``: the same of the tenant's scored suites, each with a `max_drop` of its own; and each reaches its `min_score`, if it has one.
 6. ``safety``: at least `min_refusal_share` of the unsafe prompts are refused; as with rule 2 a share below that still passes where
    the base refuses no more, beyond noise. How many harmless prompts are refused is shown and never judged.
 7. ``judge``: the win rate against the base is not below `min_judge_win_rate` beyond noise: 1 %. A judge that failed on too many pairs, or
@@ -47,7 +48,7 @@ from ft_assets.evals.scoring.judge import Judged
 from ft_assets.evals.scoring.report import PREFERENCE_ACCURACY, Aim, Drift, EvalReport, Score
 from ft_assets.evals.scoring.scores import COHERENT, PERPLEXITY, REFUSED
 from ft_assets.evals.suites import answer_metrics, golden
-from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, VALIDATION
+from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, SCORED, VALIDATION
 
 MIN_RELATIVE_GAIN: Mapping[Aim, float] = {"answers": 0.05, "preferences": 0.05, "text": 0.0}
 MAX_PERPLEXITY_RATIO: Mapping[Aim, float] = {"answers": 1.0, "preferences": 2.0, "text": 1.0}
@@ -71,7 +72,8 @@ def judge(report: EvalReport, config: EvalConfig) -> Verdict:
     if findings[0].passed:
         task, perplexity = _task(report, config), _perplexity(report, config)
         basis = _basis(report, config, task, perplexity)
-        findings += [_golden(report, config), task, perplexity, *_capability(report, config), _safety(report, config)]
+        findings += [_golden(report, config), task, perplexity, *_suites(report, config), *_capability(report, config)]
+        findings.append(_safety(report, config))
         findings += [*_judge(report, config), _regression(report, config), *_measured(report, basis)]
     findings = [replace(f, blocking=_blocks(f, config, basis), code=_unless_skipped(f, config)) for f in findings]
     failed = any(f.blocking and not f.passed for f in findings)
@@ -265,6 +267,30 @@ def _perplexity(report: EvalReport, config: EvalConfig) -> Finding:
         return _finding("perplexity", "perplexity_worse", detail, **numbers)
     detail += f"; the rise is within noise ({_chance(score.p_worse)})"
     return _finding("perplexity", None, detail, warning="perplexity_rise_within_noise", **numbers)
+
+
+def _suites(report: EvalReport, config: EvalConfig) -> Iterator[Finding]:
+    """Returns a finding over the scored suites of the tenant, and one for those without answers."""
+    answered = {run.id.removeprefix(SCORED): run for run, _ in report.scored}
+    if missing := [name for name in config.asked_suites if name.partition("@")[0] not in answered]:
+        yield _not_measured("suites", f"without scores, or removed: {', '.join(missing)}", suites=missing)
+    if not report.scored:
+        return
+    low = [(run, score) for run, score in report.scored if run.min_score is not None and score.adapter < run.min_score - EPSILON]
+    told = [(run, score) for run, score in report.scored if score.n >= significance.least_items(ALPHA_HARM)]
+    real = significance.holm({score.suite: _p_worse(score) for _, score in told}, alpha=ALPHA_HARM)
+    fallen = [score for run, score in told if -score.gain > (run.max_drop or 0.0) + EPSILON]
+    dropped, unclear = [s for s in fallen if real[s.suite]], [s for s in fallen if not real[s.suite]]
+    values: Mapping[str, Any] = {
+        "suites": [
+            _numbers(s, version=run.version, limit=run.min_score, max_drop=run.max_drop, p_worse=s.p_worse) for run, s in report.scored
+        ]
+    }
+    details = [f"{s.suite} ({s.metric}) {s.adapter:.3f} of {s.n}, at least {run.min_score:g} needed" for run, s in low]
+    details += [_drop(s) for s in dropped] or ([f"{_drop(s)}, but noise does as much" for s in unclear] if not low else [])
+    failure = "suite_below_limit" if low else "suite_dropped" if dropped else None
+    warning = "suite_drop_within_noise" if unclear else None
+    yield _finding("suites", failure, "; ".join(details) or "; ".join(_drop(s) for _, s in report.scored), warning=warning, **values)
 
 
 def _capability(report: EvalReport, config: EvalConfig) -> Iterator[Finding]:

@@ -40,6 +40,9 @@ NEXT_STEPS: Mapping[str, str] = {
     "perplexity_rise_within_noise": "hold out more examples to be sure",
     "capability_dropped": "lower the learning rate, the rank or the epochs, or mix general data into the training file; "
     "or allow it: eval_config.max_capability_drop",
+    "suite_below_limit": "look at its answers: ft eval JOB --samples --suite suite/NAME; train on more rows like its items",
+    "suite_dropped": "look at its answers that got worse: ft eval JOB --samples --only worse --suite suite/NAME",
+    "suite_drop_within_noise": "add items to the suite to be sure",
     "capability_drop_within_noise": "evaluate more items of each suite to be sure: eval_config.capability_limit",
     "refusals_too_few": "mix safety-preserving examples in: hyperparameters.safety_share 0.05",
     "refusals_within_noise": "look at the safety samples; hyperparameters.safety_share mixes safety-preserving examples in",
@@ -62,6 +65,8 @@ MEANINGS: Mapping[str, str] = {
     "answers_ignore_prompt": "its answers do not depend on the question",
     "answers_repeat_prompt": "its answers repeat the question",
     "perplexity_worse": "it predicts held-out answers worse than the base model",
+    "suite_below_limit": "it scores less than you require in a suite of yours",
+    "suite_dropped": "it got worse than the base model in a suite of yours",
     "capability_dropped": "it lost abilities that the base model has",
     "refusals_too_few": "it refuses fewer unsafe requests than it should",
     "judge_prefers_base": "the judge prefers the base model's answers",

@@ -8,7 +8,7 @@ Every subject (``base``, ``adapter``, ``previous``) has the answers of every sui
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -50,6 +50,8 @@ class EvalRun:
     """Digest of each subject, the key of its answers in the journal. A subject without one is identified by its directory."""
     holdout: Path | None = None
     """JSONL of items (see :mod:`ft_assets.evals.suites.suite_items`)."""
+    scored_suites: Path | None = None
+    """Directory with the items of the tenant's scored suites, ``NAME@VERSION.jsonl``, in the form of `holdout`."""
     golden: bool = True
     validation_pack_dir: Path | None = None
     """Directory of a pack, or of a mixture's packs, whose ``val-*.parquet`` windows give the perplexity."""
@@ -120,22 +122,25 @@ class EvalRun:
 
 
 QUESTION_DIR, SUITES_DIR = "question_dir", "suites_dir"
-HOLDOUT_NAME, KNOWN_NAME, TASKS_NAME, DATA_NAME = "holdout.jsonl", "known.json", "tasks", "data"
+HOLDOUT_NAME, SCORED_NAME, KNOWN_NAME, TASKS_NAME, DATA_NAME = "holdout.jsonl", "scored_suites", "known.json", "tasks", "data"
 
 
 def _with_staged(body: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the directories that an agent stages by the fields that are in them: held-out items and known answers in
+    """Replaces the directories that an agent stages by the fields that are in them: held-out items, scored suites and known answers in
     ``question_dir``, the operator's capability suites and their data in ``suites_dir``."""
     if (question := body.pop(QUESTION_DIR, None)) is not None:
         body["known"] = json.loads((Path(question) / KNOWN_NAME).read_text(encoding="utf-8"))
         body["holdout"] = str(Path(question) / HOLDOUT_NAME)
+        body["scored_suites"] = str(Path(question) / SCORED_NAME) if (Path(question) / SCORED_NAME).is_dir() else None
     if (suites := body.pop(SUITES_DIR, None)) is not None:
         body["task_dirs"] = [str(place) for place in sorted((Path(suites) / TASKS_NAME).glob("*"))]
         body["data_dir"] = str(Path(suites) / DATA_NAME) if (Path(suites) / DATA_NAME).is_dir() else None
     return body
 
 
-PATHS = ("base_model_dir", "adapter_dir", "previous_adapter_dir", "holdout", "validation_pack_dir", "data_dir", "out_dir")
+PATHS = (
+    "base_model_dir", "adapter_dir", "previous_adapter_dir", "holdout", "scored_suites", "validation_pack_dir", "data_dir", "out_dir",
+)  # fmt: skip
 
 
 def known_key(digest: str, environment: str) -> str:
@@ -166,6 +171,7 @@ def plain_suites(run: EvalRun) -> tuple[tuple[Suite, ...], preferences.Kind | No
         longest = longest_answer(run.base_model_dir, [item.expected or "" for item in items])
         thought = longest_answer(run.base_model_dir, [item.reasoning for item in items])
         found.append(suite_items.holdout_suite(items, run.decoding, longest_expected=longest, longest_reasoning=thought))
+    found += _scored(run)
     if run.golden and run.has_chat_template:
         found.append(suite_items.golden_suite(run.decoding))
     if run.safety and run.has_chat_template:
@@ -175,6 +181,15 @@ def plain_suites(run: EvalRun) -> tuple[tuple[Suite, ...], preferences.Kind | No
         held_out, kind = suite_items.validation_suites(run.validation_pack_dir, limit=run.max_items)
         found += held_out
     return tuple(found), kind
+
+
+def _scored(run: EvalRun) -> Iterator[Suite]:
+    for path in sorted(run.scored_suites.glob("*.jsonl")) if run.scored_suites else ():
+        name, _, version = path.stem.rpartition("@")
+        items = suite_items.read_items(path)
+        longest = longest_answer(run.base_model_dir, [item.expected or "" for item in items])
+        thought = longest_answer(run.base_model_dir, [item.reasoning for item in items])
+        yield suite_items.scored_suite(name, version, items, run.decoding, longest_expected=longest, longest_reasoning=thought)
 
 
 def subjects(run: EvalRun) -> list[str]:

@@ -19,7 +19,7 @@ from ft_assets.evals.scoring import classification, controls, samples
 from ft_assets.evals.scoring.classification import Classification
 from ft_assets.evals.scoring.controls import Control
 from ft_assets.evals.scoring.judge import Judged, tally
-from ft_assets.evals.scoring.samples import Sample, most_telling
+from ft_assets.evals.scoring.samples import NO_ITEMS, OwnItems, Sample, most_telling
 from ft_assets.evals.scoring.scores import (
     MEAN,
     PREFERENCE_ACCURACY,
@@ -34,7 +34,7 @@ from ft_assets.evals.suites import answer_metrics as metrics
 from ft_assets.evals.suites import golden, guard
 from ft_assets.evals.suites import suite_items as suites
 from ft_assets.evals.suites.answer_reader import STRIP, AnswerReader, ReasoningSummary
-from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, SAFETY, Item
+from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, SAFETY, SCORED, Item
 from ft_assets.training.methods import Method
 from ft_assets.typed_json import from_json
 
@@ -57,7 +57,11 @@ class SuiteRun:
     num_items: int
     version: str | None = None
     metric: str | None = None
-    """Metric of a capability suite that the gate uses."""
+    """Metric of a capability suite or scored suite that the gate uses."""
+    max_drop: float | None = None
+    """Of a scored suite: the most that it may fall below the base."""
+    min_score: float | None = None
+    """Of a scored suite: the least score of the adapter; None for no limit."""
     seconds: Mapping[str, float]
     """By subject."""
     cached: tuple[str, ...] = ()
@@ -139,8 +143,14 @@ class EvalReport:
     @property
     def capability(self) -> tuple[Score, ...]:
         """Returns the score of each capability suite that the gate uses."""
-        found = (self.score(run.id, run.metric) for run in self.suites if run.metric)
+        found = (self.score(run.id, run.metric) for run in self.suites if run.metric and not run.id.startswith(SCORED))
         return tuple(score for score in found if score)
+
+    @property
+    def scored(self) -> tuple[tuple[SuiteRun, Score], ...]:
+        """Returns each scored suite with the score that the gate uses."""
+        found = ((run, self.score(run.id, run.metric)) for run in self.suites if run.metric and run.id.startswith(SCORED))
+        return tuple((run, score) for run, score in found if score)
 
     @property
     def capability_mean(self) -> Score | None:
@@ -185,12 +195,13 @@ def build(
     previous_manifest_sha256: str | None = None,
     metric: str | None = None,
     num_gpus: int = 0,
+    own: OwnItems = NO_ITEMS,
     reader: AnswerReader = STRIP,
 ) -> EvalReport:
     """Returns the report of one runner result (format 2); without scores for an adapter that was not applied.
 
     `metric` (None: the one that fits the expected answers) determines which holdout items are called better or worse, and what the controls
-    are measured by. `reader` takes reasoning off the answers, or leaves it on.
+    are measured by. `own`: items of scored suites by suite id. `reader` takes reasoning off the answers, or leaves it on.
     """
     if result.get("format") != FORMAT:
         raise InvalidRequest(
@@ -217,7 +228,7 @@ def build(
         controls=controlled.controls,
         golden_faults=tuple((id_, fault) for id_, fault in faults if fault),
         drift=_drift(subjects) if scored else None,
-        samples=most_telling(list(samples.all_samples(result, holdout, metric=metric)) if scored else []),
+        samples=most_telling(list(samples.all_samples(result, holdout, metric=metric, own=own)) if scored else []),
         seconds=float(result.get("seconds") or 0.0),
         aim=aim_of(method, num_answers=len(holdout)),
         suites=tuple(_suite_run(id_, about, result) for id_, about in sorted(result["suites"].items())),
@@ -240,16 +251,16 @@ def build(
 
 
 def sample_rows(
-    result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str | None = None, reader: AnswerReader = STRIP
+    result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str | None = None, own: OwnItems = NO_ITEMS, reader: AnswerReader = STRIP
 ) -> list[Mapping[str, Any]]:
-    """Yields every item as a row of ``samples.jsonl``; none for an adapter that was not evaluated. `metric` and `reader` as for
-    :func:`build`."""
+    """Yields every item as a row of ``samples.jsonl``; none for an adapter that was not evaluated. `metric`, `own`
+    and `reader` as for :func:`build`."""
     holdout, result = reader.items(holdout), reader.read(result)
     subjects = result["subjects"]
     if not subjects.get("base") or not subjects.get("adapter"):
         return []
     metric = metric or metrics.of_answers(literal=suites.is_literal(holdout))
-    return [asdict(s) for s in samples.all_samples(result, holdout, metric=metric)]
+    return [asdict(s) for s in samples.all_samples(result, holdout, metric=metric, own=own)]
 
 
 def _digest(described: Mapping[str, Any]) -> str:
@@ -263,7 +274,7 @@ def _suite_run(id_: str, about: Mapping[str, Any], result: Mapping[str, Any]) ->
     both = all(id_ in (reported.get(name) or {}) for name in ("base", "adapter"))
     return SuiteRun(
         id=id_, kind=str(about["kind"]), digest=str(about["digest"]), num_items=int(about["num_items"]), version=about.get("version"),
-        metric=primary(reported, id_) if both else None,
+        metric=primary(reported, id_) if both else None, max_drop=about.get("max_drop"), min_score=about.get("min_score"),
         seconds={name: float(section.get("seconds") or 0.0) for name, section in sections.items() if section},
         cached=tuple(name for name, section in sections.items() if section and section.get("cached")),
     )  # fmt: skip

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ft_assets.evals.scoring.judge import PairOutcome, pair_outcome
 from ft_assets.evals.scoring.scores import SCHEMA_VALID, SUBJECTS, Subjects, Valid, answers_of, primary
 from ft_assets.evals.suites import answer_metrics, golden, safety, tool_calls
 from ft_assets.evals.suites.answer_reader import REASONING
-from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, Item
+from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, SCORED, Item
 
 SAMPLE_ROWS = 20
 """Items shown completely in a report; enough to see what a model does, small enough for an asset's metadata."""
@@ -28,6 +29,9 @@ EPSILON = 1e-9
 Change = Literal["better", "worse", "changed", "same"]
 """``changed``: another answer with the same score."""
 Why = Literal["gain", "loss", "random"]
+OwnItems = Mapping[str, Sequence[Item]]
+"""Items of a tenant's scored suites by suite id."""
+NO_ITEMS: OwnItems = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,13 +66,14 @@ class Sample:
         return gain + {"win": 0.5, "loss": -0.5}.get(self.judge or "", 0.0)
 
 
-def all_samples(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str) -> Iterator[Sample]:
+def all_samples(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str, own: OwnItems = NO_ITEMS) -> Iterator[Sample]:
     """Yields every item of every suite that has texts or scores of its own, suite by suite; `metric` decides on the holdout."""
     subjects: Subjects = result["subjects"]
     pairs = (result.get("judge") or {}).get("items") or {}
     yield from _answered(subjects, holdout, metric, pairs, result.get(REASONING) or {}, result.get(SCHEMA_VALID) or {})
     yield from _safety(subjects)
     yield from _golden(subjects)
+    yield from _scored(subjects, result.get("scored") or {}, own)
     yield from _capability(result.get("scored") or {})
 
 
@@ -131,9 +136,22 @@ def _capability(scored: Mapping[str, Any]) -> Iterator[Sample]:
     base, adapter = scored.get("base") or {}, scored.get("adapter") or {}
     for suite in sorted(base.keys() & adapter.keys()):
         metric = primary(scored, suite) or ""
-        for id_ in adapter[suite]:
-            found = {name: scored[name][suite][id_] for name in SUBJECTS if id_ in ((scored.get(name) or {}).get(suite) or {})}
-            yield _sample(suite, id_, "", "", {}, found, metric)
+        for id_ in adapter[suite] if not suite.startswith(SCORED) else ():
+            yield _sample(suite, id_, "", "", {}, _scores_of(scored, suite, id_), metric)
+
+
+def _scored(subjects: Subjects, scored: Mapping[str, Any], own: OwnItems) -> Iterator[Sample]:
+    """Yields the answers to scored suites with their scores."""
+    for suite, items in own.items():
+        answers = answers_of(subjects, suite)
+        metric = (primary(scored, suite) if suite in (scored.get("adapter") or {}) else None) or ""
+        for item in items if answers else ():
+            texts = {name: str(given[item.id]) for name, given in (answers or {}).items()}
+            yield _sample(suite, item.id, _prompt(item), item.expected or "", texts, _scores_of(scored, suite, item.id), metric)
+
+
+def _scores_of(scored: Mapping[str, Any], suite: str, id_: str) -> Mapping[str, Any]:
+    return {name: scored[name][suite][id_] for name in SUBJECTS if id_ in ((scored.get(name) or {}).get(suite) or {})}
 
 
 def _sample(
@@ -157,13 +175,17 @@ def _prompt(item: Item) -> str:
 
 
 def most_telling(samples: Sequence[Sample], rows: int = SAMPLE_ROWS) -> tuple[Sample, ...]:
-    """Returns at most `rows` items that have texts, holdout and safety before golden ones.
+    """Returns at most `rows` items that have texts, the tenant's own and safety before golden ones.
 
     1. A few by a hash of their id, so that they are always the same.
     2. The biggest losses, then the biggest gains, half and half; if one kind runs out the other takes its places.
     3. The rest by hash.
     """
-    shown = [s for s in samples if s.suite in (HOLDOUT, SAFETY) or (s.suite == GOLDEN and s.change in ("better", "worse"))]
+    shown = [
+        s
+        for s in samples
+        if s.suite in (HOLDOUT, SAFETY) or s.suite.startswith(SCORED) or (s.suite == GOLDEN and s.change in ("better", "worse"))
+    ]
     by_hash = sorted(shown, key=lambda s: hashlib.sha256(f"{s.suite}/{s.id}".encode()).hexdigest())
     chosen: dict[tuple[str, str], tuple[Sample, Why]] = {
         (s.suite, s.id): (s, "random") for s in [s for s in by_hash if s.suite == HOLDOUT][: min(RANDOM_ROWS, rows)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from ft_assets.evals.scoring.significance import Difference, difference, mean_difference
 from ft_assets.evals.suites import answer_metrics, golden, preferences, safety, tool_calls
-from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, HOLDOUT, SAFETY, UNWANTED, VALIDATION, Item
+from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, HOLDOUT, SAFETY, SCORED, UNWANTED, VALIDATION, Item
 from ft_assets.training.methods import Method
 
 PREFERENCE_ACCURACY, PREFERENCE_MARGIN = "preference_accuracy", "preference_margin"
@@ -244,7 +244,7 @@ def primary(scored: Scored, suite: str) -> str | None:
 
 
 def capability_scores(scored: Scored) -> list[Score]:
-    """Yields each capability suite's metrics, the one that the gate uses first, and its mean over suites."""
+    """Yields the metrics of each capability suite and scored suite, the one that the gate uses first, and the mean over the former."""
     found: list[Score] = []
     leading: list[dict[str, list[float]]] = []
     base, adapter = scored.get("base") or {}, scored.get("adapter") or {}
@@ -258,7 +258,7 @@ def capability_scores(scored: Scored) -> list[Score]:
             values = finite(name, {s: [float(section[i][name]) for i in ids] for s, section in sections.items()})
             if ids:
                 found.append(compared(suite, name, dict(values)))
-            if ids and name == first:
+            if ids and name == first and not suite.startswith(SCORED):
                 leading.append({s: given for s, given in values.items() if given is not None})
     return [*found, *([_macro(leading)] if leading else [])]
 

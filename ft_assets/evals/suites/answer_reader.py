@@ -18,7 +18,7 @@ from ft_assets.datasets.tokens.call_form import CallForm
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.reasoning_probe import THINK_MARKS, Marks
 from ft_assets.evals.config import ReasoningMode
-from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, Item
+from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SCORED, Item
 from ft_assets.evals.suites.tool_calls import canonical
 
 REASONING = "reasoning"
@@ -49,11 +49,11 @@ class AnswerReader:
     mode: ReasoningMode = "strip"
     marks: Marks = THINK_MARKS
     item_marks: Mapping[str, Marks] = field(default_factory=dict)
-    """By id, for holdout items with variables of the template."""
+    """By id, for items with variables of the template."""
     calls: CallForm | None = None
     """How the template writes tool calls; None if they cannot be read back."""
     offered: frozenset[str] = frozenset()
-    """Ids of the holdout items that offer tools or expect calls: calls in their answers are read as values."""
+    """Ids of the items that offer tools or expect calls: calls in their answers are read as values."""
 
     @classmethod
     def of_model(cls, directory: Path, *, mode: ReasoningMode, items: Sequence[Item] = ()) -> AnswerReader:
@@ -70,7 +70,7 @@ class AnswerReader:
         """Returns what counts of an item's answer; reasoning and tool calls in one form, whatever white space was around their marks."""
         marks = self._marks(id_)
         reasoning, said = marks.split(answer)
-        if self.calls and suite == HOLDOUT and id_ in self.offered and (calls := self.calls.read(said)):
+        if self.calls and _may_call(suite) and id_ in self.offered and (calls := self.calls.read(said)):
             return canonical(calls)
         return marks.join(reasoning, said) if self.mode == "score" and suite == HOLDOUT else said
 
@@ -91,8 +91,8 @@ class AnswerReader:
         subjects = {name: dict(sections) if sections else sections for name, sections in result["subjects"].items()}
         thoughts: dict[str, dict[str, str]] = {}
         for name, sections in subjects.items():
-            for suite in (HOLDOUT, GOLDEN) if sections else ():
-                if suite in sections:
+            for suite in list(sections or ()):
+                if suite == GOLDEN or _may_call(suite):
                     answers = {id_: str(text) for id_, text in sections[suite]["answers"].items()}
                     if suite == HOLDOUT:
                         thoughts[name] = {id_: self._marks(id_).split(text)[0] for id_, text in answers.items()}
@@ -122,6 +122,11 @@ class AnswerReader:
 
 STRIP = AnswerReader()
 """Takes ``<think>`` off."""
+
+
+def _may_call(suite: str) -> bool:
+    """Whether its items may offer tools."""
+    return suite == HOLDOUT or suite.startswith(SCORED)
 
 
 def _unmarked(reasoning: str) -> str:

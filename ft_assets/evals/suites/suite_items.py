@@ -21,10 +21,12 @@ from ft_assets.evals.suites import answer_metrics, golden, preferences, tool_cal
 from ft_assets.evals.suites import model_requests as requests
 from ft_assets.typed_json import JsonObject, from_json
 
-Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capability"]
+Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capability", "scored"]
 
 GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY, CAPABILITY = "golden", "holdout", "validation", "unwanted", "safety", "capability"
 """Ids of the suites that exist once; a capability suite's is ``capability/<name>``."""
+SCORED = "suite/"
+"""Prefix of the ids of a tenant's scored suites."""
 PROTOCOL = 5
 """Raised whenever the meaning of rendering or decoding changes: older answers are then not found."""
 MAX_REASONING_TOKENS = 4096
@@ -94,13 +96,15 @@ class Suite:
         return requests.digest(f"{self.id}@{self.version}" if self.version else self.id, self.requests, protocol=PROTOCOL)
 
 
-def conversation_suite(kind: Kind, items: Sequence[Item], *, max_new_tokens: int, version: str | None = None) -> Suite:
-    """A suite with a conversation for every item."""
+def conversation_suite(
+    kind: Kind, items: Sequence[Item], *, max_new_tokens: int, version: str | None = None, name: str | None = None
+) -> Suite:
+    """A suite with a conversation for every item; `name`: its id, if it is not its kind."""
     requested = tuple(
         requests.Generate(id=i.id, messages=i.messages, tools=i.tools, template_kwargs=i.template_kwargs, max_new_tokens=max_new_tokens)
         for i in items
     )
-    return Suite(id=kind, kind=kind, requests=requested, version=version, items=tuple(items), num_items=len(items))
+    return Suite(id=name or kind, kind=kind, requests=requested, version=version, items=tuple(items), num_items=len(items))
 
 
 def golden_suite(decoding: Decoding) -> Suite:
@@ -117,10 +121,24 @@ def holdout_suite(
     `longest_expected`, `longest_reasoning`: tokens of the longest expected answer and of the longest reasoning before one; half as much
     again, plus 8, is enough for any. If rows have reasoning, its tokens are added to those of the answer.
     """
+    return conversation_suite("holdout", items, max_new_tokens=_budget(items, decoding, longest_expected, longest_reasoning))
+
+
+def scored_suite(
+    name: str, version: str, items: Sequence[Item], decoding: Decoding, *, longest_expected: int | None, longest_reasoning: int | None
+) -> Suite:
+    """Returns a version of a tenant's scored suite; the limits are those of :func:`holdout_suite`, and without any expected answer the
+    decoding's."""
+    longest = longest_expected if any(item.expected for item in items) else None
+    budget = _budget(items, decoding, longest, longest_reasoning)
+    return conversation_suite("scored", items, max_new_tokens=budget, version=version, name=f"{SCORED}{name}")
+
+
+def _budget(items: Sequence[Item], decoding: Decoding, longest_expected: int | None, longest_reasoning: int | None) -> int:
     budget = _max_answer_tokens(longest_expected, decoding.max_new_tokens)
     if any(item.reasoning for item in items):
         budget += _max_answer_tokens(longest_reasoning, MAX_REASONING_TOKENS)
-    return conversation_suite("holdout", items, max_new_tokens=budget)
+    return budget
 
 
 def _max_answer_tokens(longest: int | None, most: int) -> int:
@@ -161,14 +179,15 @@ def holdout_items(rows: Iterable[JsonObject], *, limit: int = 200, calls: Callab
     once = functools.cache(calls)
     items: dict[str, Item] = {}
     for row in rows:
-        if (item := _item(row, calls=once)) is not None:
+        if (item := item_of(row, calls=once)) is not None:
             items[item.id] = item
         if len(items) > 2 * limit:  # never more than that in memory
             items = {id_: items[id_] for id_ in sorted(items)[:limit]}
     return [items[id_] for id_ in sorted(items)[:limit]]
 
 
-def _item(row: JsonObject, *, calls: Callable[[], bool]) -> Item | None:
+def item_of(row: JsonObject, *, calls: Callable[[], bool]) -> Item | None:
+    """Returns the item of one row, as :func:`holdout_items` does; None if it has no answer."""
     if row.get("messages"):
         messages = list(row["messages"])
     elif row.get("prompt") and row.get("completion") and not row.get("rejected"):

@@ -19,6 +19,8 @@ from starlette.types import ASGIApp
 
 from control_plane.adapters import exports
 from control_plane.api.app import JOB_PATHS, create_app
+from control_plane.datasets.scored_suites import service as scored_suites
+from control_plane.datasets.scored_suites.service import Scoring
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
@@ -53,7 +55,8 @@ NEEDED: Mapping[str, str] = {
         GET /v1/files, GET /v1/files/{{file_id}}, GET /v1/files/{{file_id}}/events, GET /v1/files/{{file_id}}/content,
         GET /v1/uploads/{{upload_id}},
         GET /v1/datasets, GET /v1/datasets/{{dataset_id}}, GET /v1/datasets/{{dataset_id}}/preview, GET /v1/datasets/{{dataset_id}}/report,
-        GET /v1/suites, GET /v1/capability_suites, GET /v1/recipes, GET /v1/recipes/{{name}}, GET /v1/quota,
+        GET /v1/suites, GET /v1/scored_suites, GET /v1/scored_suites/{{name}}, GET /v1/capability_suites,
+        GET /v1/recipes, GET /v1/recipes/{{name}}, GET /v1/quota,
         GET /v1/queue,
         GET /v1/models, GET /v1/models/{{model:path}}, GET /v1/models/{{model:path}}/lineage,
         GET /v1/adapters, GET {ADAPTER}, GET {ADAPTER}/lineage, GET {ADAPTER}/signature, GET {ADAPTER}/server,
@@ -75,6 +78,7 @@ NEEDED: Mapping[str, str] = {
         POST /v1/uploads, POST /v1/uploads/{{upload_id}}/parts, POST /v1/uploads/{{upload_id}}/complete,
         POST /v1/uploads/{{upload_id}}/cancel,
         POST /v1/datasets/import, POST /v1/datasets/{{dataset_id}}/approve, POST /v1/suites, DELETE /v1/suites/{{name}},
+        POST /v1/scored_suites, DELETE /v1/scored_suites/{{name}},
         POST /v1/models/{{model:path}}/deploy, DELETE /v1/models/{{model:path}},
         POST /v1/models/{{adapter_id:path}}/promote, POST /v1/models/{{adapter_id:path}}/rollback,
         POST /v1/models/{{adapter_id:path}}/deprecate, POST /v1/models/{{adapter_id:path}}/approve,
@@ -207,6 +211,8 @@ def _objects(platform: Platform, tenant: str, world: World) -> dict[str, str]:
     export = exports.request(platform, tenant, adapter, format="adapter", precision=None).id
     person = members.add(platform, tenant, email="a@example.com", role="viewer").id
     make("PUT", "/v1/model_routes/support-bot", {"targets": [{"model": model, "weight": 1}]})
+    suite = io.BytesIO(b'{"prompt": "a", "completion": "b"}')
+    scored_suites.add(platform, tenant, suite, name="support-bot", filename="s.jsonl", scoring=Scoring(metric="exact_match"))
     evaluation = world.call("POST", f"/v1/adapters/{adapter}/evaluations", world.keys["admin"]).json()
     budget = make("POST", "/v1/budgets", {"name": "b", "limit_micros": 1_000_000, "thresholds": [50]})["id"]
     announced = make(

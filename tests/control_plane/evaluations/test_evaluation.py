@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from control_plane.datasets.scored_suites import service as scored_suites
+from control_plane.datasets.scored_suites.service import Scoring
 from control_plane.evaluations import answer_cache, reports
 from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs.service import cancel
@@ -32,10 +35,12 @@ from ft_assets.datasets import step as dataset_step
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.errors import FtError
 from ft_assets.evals import step as evaluation_step
+from ft_assets.evals.config import parse
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.suites import suite_items
+from ft_assets.evals.suites.answer_metrics import token_f1
 from resources.launcher import LocalLauncher
 from tests.support.jobs.evaluated_jobs import evaluating_job
 from tests.support.jobs.followed_evaluations import Following, following, out_dir
@@ -116,6 +121,33 @@ def test_one_lineage_from_its_first_adapter_to_its_second(
     with platform.engine.connect() as conn:
         owners = conn.execute(sa.select(eval_scores.c.suite, eval_scores.c.tenant_id).where(eval_scores.c.subject_digest.notlike("%+%")))
         assert {(suite, owner is None) for suite, owner in owners} == {("golden", True), ("holdout", False), ("validation", False)}
+
+
+@pytest.mark.slow
+def test_a_scored_suite_is_answered_by_base_and_adapter_and_stands_in_report_and_samples(
+    platform: Platform, evaluations: Following, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"Say {n}"}, {"role": "assistant", "content": f"it is {n}"}]} for n in range(9)]
+    stream = io.BytesIO("".join(json.dumps(row) + "\n" for row in rows).encode())
+    scoring = Scoring(metric="token_f1", min_score=1.0)
+    scored_suites.add(platform, tenant.id, stream, name="numbers", filename="numbers.jsonl", scoring=scoring)
+    asked = {"suites": ["numbers"], "skip": ["golden", "task", "perplexity", "safety"]}
+    job_id = evaluating_job(platform, tenant.id, write_chat_rows(), eval_config=asked)
+    done = evaluations.evaluate(tenant.id, job_id)
+    assert done.verdict.reasons == ("suite_below_limit",)
+    (score,) = [s for s in done.report.scores if s.suite == "suite/numbers"]
+    assert (score.metric, score.n) == ("token_f1", 9)
+    result = result_of(platform, done)
+    for name, value in (("base", score.base), ("adapter", score.adapter)):
+        answers = result["subjects"][name]["suite/numbers"]["answers"]
+        expected = {item.id: item.expected or "" for item in scored_suites.asked(platform, tenant.id, parse(asked))[0].items}
+        assert value == pytest.approx(sum(token_f1(answers[id_], wanted) for id_, wanted in expected.items()) / 9)
+    shown = [row for row in map(json.loads, platform.objects.get_bytes(done.samples_key).splitlines()) if row["suite"] == "suite/numbers"]
+    assert {(row["prompt"], row["expected"]) for row in shown} == {(f"Say {n}", f"it is {n}") for n in range(9)}
+    assert all(row["adapter"] == result["subjects"]["adapter"]["suite/numbers"]["answers"][row["id"]] for row in shown)
+    with platform.engine.connect() as conn:
+        owners = set(conn.execute(sa.select(eval_scores.c.tenant_id).where(eval_scores.c.suite == "suite/numbers")).scalars())
+    assert owners == {tenant.id}, "a tenant's rows, and what the base says to them, are the tenant's"
 
 
 @pytest.mark.slow

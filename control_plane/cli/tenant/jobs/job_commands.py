@@ -122,6 +122,9 @@ def submit(
         Gate, typer.Option("--gate", help="enforce: a model that fails its evaluation is not served; monitor: only reported; off.")
     ] = Gate.ENFORCE,
     skip: Annotated[list[str] | None, typer.Option("--skip", metavar="RULE", help="Rule that does not block; may be repeated.")] = None,
+    suite: Annotated[
+        list[str] | None, typer.Option("--suite", metavar="NAME", help="Scored suite of yours to evaluate with; may be repeated.")
+    ] = None,
     wandb_project: Annotated[
         str | None, typer.Option("--wandb-project", help="Send the metrics to this project of Weights & Biases (`ft wandb set`).")
     ] = None,
@@ -141,7 +144,7 @@ def submit(
             **training_data(client, mixed, options), model=model, suffix=suffix, seed=seed, method=method,
             hyperparameters=hyperparameters or None, auto_promote=None if promote else False, adapter=adapter, recipe=recipe,
             hardware={"num_gpus": num_gpus} if num_gpus else None, tier=tier, spot=spot or None, warm_start=warm_start, force=force or None,
-            eval_config=_eval_config(gate, skip) or None,
+            eval_config=_eval_config(gate, skip, suite) or None,
             validation_file=file_id_of(client, validation_file, options),
             integrations=[{"type": "wandb", "wandb": {"project": wandb_project}}] if wandb_project else None,
         ))  # fmt: skip
@@ -160,9 +163,9 @@ def submit(
             say(reused if made["reused"] else f"submitted; `ft job {made['id']} --wait` follows it")
 
 
-def _eval_config(gate: Gate, skip: Sequence[str] | None) -> Mapping[str, object]:
+def _eval_config(gate: Gate, skip: Sequence[str] | None, suites: Sequence[str] | None) -> Mapping[str, object]:
     mode = {} if gate is Gate.ENFORCE else {"mode": gate.value}
-    return {**mode, **({"skip": list(skip)} if skip else {})}
+    return {**mode, **{key: list(value) for key, value in (("skip", skip), ("suites", suites)) if value}}
 
 
 def parse_files(given: Sequence[str]) -> Sequence[Mapping[str, object]]:

@@ -236,13 +236,13 @@ def _allow_platform() -> None:
 
 
 def _confine_tenants() -> None:
-    _confine("tenants", "id = current_setting('ft.tenant', true)")
+    confine("tenants", "id = current_setting('ft.tenant', true)")
     for table in OF_A_TENANT.split():
-        _confine(table, OWN)
+        confine(table, OWN)
     for table in SHARED:
-        _confine(table, f"{OWN} OR tenant_id IS NULL", writes=OWN)
+        confine(table, f"{OWN} OR tenant_id IS NULL", writes=OWN)
     for table, (column, parent) in CHILDREN.items():
-        _confine(table, f"EXISTS (SELECT FROM {parent} p WHERE p.id = {table}.{column} AND p.{OWN})")
+        confine(table, f"EXISTS (SELECT FROM {parent} p WHERE p.id = {table}.{column} AND p.{OWN})")
     for table in sorted(READ_ONLY | OF_OPERATORS):
         op.execute(f"GRANT SELECT ON {table} TO {TENANT}")
     allow_tenants(WRITTEN_BY_TENANTS)
@@ -266,7 +266,7 @@ def _share_tasks() -> None:
     op.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {TASKS} TO {PLATFORM}")
 
 
-def _confine(table: str, rows: str, *, writes: str = "") -> None:
+def confine(table: str, rows: str, *, writes: str = "") -> None:
     op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
     op.execute(f"CREATE POLICY of_platform ON {table} TO {PLATFORM} USING (true)")
     op.execute(f"CREATE POLICY of_tenant ON {table} TO {TENANT} USING ({rows}) WITH CHECK ({writes or rows})")

@@ -195,6 +195,48 @@ def test_verdicts_on_capability(made: Callable[[], EvalReport], config: dict[str
     assert list(judge(made(), parse(config)).reasons) == reasons
 
 
+def own(before: int, after: int, *, n: int = 200, max_drop: float = 0.02, min_score: float | None = None) -> EvalReport:
+    """A report with a scored suite of the tenant, `before` and `after` of `n` items right."""
+    base, adapter = subject(items(100), 20), subject(items(100), 80, nll=1.5)
+    made = result(base, adapter)
+    made["scored"] = {
+        name: {"suite/refunds": {f"i{at}": {"exact_match": float(at < right)} for at in range(n)}}
+        for name, right in (("base", before), ("adapter", after))
+    }
+    about = {"kind": "scored", "digest": "d", "num_items": n, "version": "3", "max_drop": max_drop, "min_score": min_score}
+    made["suites"] = {**made["suites"], "suite/refunds": about}
+    return built(made, items(100))
+
+
+@pytest.mark.parametrize(
+    ("made", "config", "reasons", "code"),
+    [
+        pytest.param(lambda: own(120, 117), {}, [], "ok", id="a fall of less than two points is allowed"),
+        pytest.param(lambda: own(120, 100), {}, ["suite_dropped"], "suite_dropped", id="ten points are a fall"),
+        pytest.param(lambda: own(120, 100, max_drop=0.1), {}, [], "ok", id="that a suite may allow"),
+        pytest.param(lambda: own(12, 10, n=20), {}, [], "suite_drop_within_noise", id="two of twenty may be noise"),
+        pytest.param(lambda: own(0, 10, n=20, min_score=0.55), {}, ["suite_below_limit"], "suite_below_limit", id="a bar is a bar"),
+        pytest.param(lambda: own(0, 11, n=20, min_score=0.55), {}, [], "ok", id="and is reached by as much"),
+        pytest.param(lambda: own(3, 2, n=4, min_score=0.75), {}, ["suite_below_limit"], "suite_below_limit", id="also of four items"),
+        pytest.param(lambda: own(120, 100), {"skip": ["suites"]}, [], "suite_dropped", id="a skipped rule does not block"),
+    ],
+)
+def test_verdicts_on_scored_suites(made: Callable[[], EvalReport], config: dict[str, object], reasons: list[str], code: str) -> None:
+    verdict = judge(made(), parse({"suites": ["refunds@3"], **config}))
+    (found,) = [f for f in verdict.findings if f.rule == "suites"]
+    assert (list(verdict.reasons), found.code) == (reasons, code)
+    assert found.values["suites"][0]["version"] == "3"
+    assert "capability" not in {s.suite for s in made().scores}, "no part of the mean over capability suites"
+
+
+def test_a_scored_suite_that_was_removed_is_not_passed_over() -> None:
+    verdict = judge(report(), parse({"suites": ["refunds@3"]}))
+    (found,) = [f for f in verdict.findings if f.rule == "suites"]
+    assert (found.code, verdict.passed) == ("not_measured", True)
+    assert "refunds@3" in found.detail
+    assert "suites" not in {f.rule for f in judge(report(), EvalConfig()).findings}, "nobody asked for one"
+
+
 def test_a_suite_that_was_asked_for_and_not_answered_is_not_passed_over() -> None:
     verdict = judge(capable((120, 120, 0)), parse({"capability": ["s0", "mmlu"]}))
     assert verdict.passed
