@@ -11,11 +11,18 @@ from markupsafe import Markup
 from control_plane.console.documents.charts import curves, interval_bar
 from control_plane.console.documents.differences import marked
 from control_plane.console.jinja_environment import document
+from ft_assets.evals.suites.suite_items import SCORED
 
 IN_NATS = frozenset({"perplexity", "preference_margin"})
 """Metrics whose intervals are not shares: each has its own scale."""
 FILTERS = (("all", "all"), ("worse", "worse"), ("better", "better"), ("changed", "another answer, same score"), ("same", "the same"))
-KINDS = (("task", "The task"), ("capability", "Capability"), ("safety", "Safety"), ("golden", "Golden prompts"))
+KINDS = (
+    ("task", "The task"),
+    ("suite", "Your scored suites"),
+    ("capability", "Capability"),
+    ("safety", "Safety"),
+    ("golden", "Golden prompts"),
+)
 MAX_SAMPLES = 200
 
 
@@ -82,7 +89,7 @@ def _tables(report: Mapping[str, Any]) -> Iterator[tuple[str, list[Mapping[str, 
 
 def _kind(suite: str) -> str:
     first = suite.partition("/")[0]
-    return first if first in ("capability", "safety", "golden") else "task"
+    return first if first in ("suite", "capability", "safety", "golden") else "task"
 
 
 def _row(score: Mapping[str, Any], reach: float, report: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -105,7 +112,7 @@ def _row(score: Mapping[str, Any], reach: float, report: Mapping[str, Any]) -> M
         "share": share,
         "lower": lower,
         "minor": minor,
-        "name": "mean over suites" if score["suite"] == "capability" else score["suite"].removeprefix("capability/"),
+        "name": "mean over suites" if score["suite"] == "capability" else score["suite"].removeprefix("capability/").removeprefix(SCORED),
     }
 
 

@@ -11,6 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from control_plane.datasets import suites
+from control_plane.datasets.scored_suites import service as scored_suites
+from control_plane.datasets.scored_suites.service import Scoring
 from control_plane.datasets.tables import datasets
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
@@ -103,6 +105,19 @@ def test_a_suite_shows_where_it_was_found_and_is_removed_by_its_owner(visitor: V
     assert other.post(f"{path}/trams/remove").status_code == 404
     visitor.post(f"{path}/trams/remove")
     assert "trams" not in visitor.get(path).text
+
+
+def test_a_scored_suite_shows_its_limits_and_is_removed_by_its_owner(visitor: Visitor, other: Visitor, world: World) -> None:
+    path, rows = "/console/datasets/suites", io.BytesIO(b'{"prompt": "Who drives it?", "completion": "a driver"}\n')
+    scoring = Scoring(metric="exact_match", min_score=0.75)
+    scored_suites.add(world.platform, world.tenant, rows, name="drivers", filename="drivers.jsonl", scoring=scoring)
+    row = next(one for one in visitor.get(path).text.split("<tr>") if "drivers" in one)
+    assert "exact_match" in row
+    assert ">0.75<" in row
+    assert "drivers" not in other.get(path).text
+    assert other.post(f"{path}/scored/drivers/remove").status_code == 404
+    visitor.post(f"{path}/scored/drivers/remove")
+    assert "drivers" not in visitor.get(path).text
 
 
 def test_runs_are_compared_in_one_chart(visitor: Visitor, world: World) -> None:
