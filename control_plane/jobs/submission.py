@@ -76,7 +76,7 @@ class JobRequest:
     auto_promote: bool = True
     """Serve the adapter as soon as it has passed its gates."""
     warm_start: str | None = None
-    """The tenant's adapter or checkpoint that training starts from; an adapter may be given as `model` too."""
+    """The tenant's adapter, whole model or checkpoint that training starts from; it may be given as `model` too."""
     force: bool = False
     """Train even if an earlier job trained the same."""
     body: Mapping[str, Any] = field(default_factory=dict)

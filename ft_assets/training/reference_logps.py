@@ -5,7 +5,7 @@
     ref-val-00000.parquet        the same for its validation part
 
 Columns are row, chosen_logp, rejected_logp for a pack of pairs, and row, logp, kl_logp for one of judged answers. They depend on the pack,
-the base model, how it is run (precision, attention, quantization) and the adapter that a warm start begins with, and on no other choice of
+the base model, how it is run (precision, attention, quantization) and what a warm start begins with, and on no other choice of
 a job: any job with the same key reuses them.
 """
 
@@ -60,7 +60,7 @@ class ReferenceManifest:
     quantization: str | None = None
     """``nf4``, ``nf4-double`` and so on; None: not quantized."""
     adapter: str | None = None
-    """Digest of the manifest of the adapter on the base; None: the base alone."""
+    """Digest of the manifest of the adapter on the base, or of the whole model in its place; None: the base alone."""
     files: tuple[ReferenceFile, ...]
     format: int = REFERENCE_FORMAT
 
@@ -102,7 +102,7 @@ def reference_key(
 ) -> str:
     """Returns ``rf_`` + 32 hex digits over everything that the log-probabilities depend on; the pack's fingerprint covers its kind.
 
-    `adapter` is the digest of the manifest of the adapter that training starts from.
+    `adapter` is the digest of the manifest of the adapter or whole model that training starts from.
     """
     spelled = json.dumps([REFERENCE_FORMAT, pack_fingerprint, base_digest, precision, attention, quantization_label(quantization), adapter])
     return "rf_" + hashlib.sha256(spelled.encode()).hexdigest()[:32]
