@@ -37,6 +37,8 @@ from ft_assets.training.reference_logps import (
     SIDES,
     ReferenceFile,
     ReferenceManifest,
+    files_of_pack,
+    joined_fingerprint,
     partial_name,
     quantization_label,
     reference_key,
@@ -76,6 +78,7 @@ def compute_for(run: RunFile, *, touch: Callable[[], None]) -> Path:
         attention=ATTENTION,
         quantization=spec.quantization,
         start_dir=run.warm_start_dir,
+        directories=[directory for _, directory in spec.packs],
         sharded=spec.strategy in ("fsdp2", "zero3") and spec.quantization is None,
         rank=int(os.environ.get("LOCAL_RANK", "0")),
         num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
@@ -100,29 +103,38 @@ def compute(
     sharded: bool = False,
     rank: int = 0,
     num_ranks: int = 1,
+    directories: Sequence[str] = ("",),
     touch: Callable[[], None] = lambda: None,
 ) -> ReferenceManifest:
     """Computes the missing log-probabilities in `out_dir` and returns them; a second call computes nothing.
 
     Ranks that share `out_dir` divide the pack's files among themselves, and all return once every file is there. `start_dir`: the adapter
     on the base, or the whole model in its place, that training starts from. `sharded`: the model may be too large for one GPU.
+    `directories`: of the packs in `pack_dir`.
     """
-    pack = verify_pack(pack_dir)
-    if pack.kind not in SIDES:
-        raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities require answers: build a preference pack")
+    packs = [verify_pack(pack_dir / directory) for directory in directories]
+    kind, fingerprint = packs[0].kind, joined_fingerprint([pack.fingerprint for pack in packs])
+    for pack in packs:
+        if pack.kind not in SIDES:
+            raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities require answers: build a preference pack")
     whole_dir = None if start_dir is None or (start_dir / ADAPTER_FILES[0]).is_file() else start_dir
     adapter = None if start_dir is None else _manifest_digest(start_dir, ADAPTER_FILES if whole_dir is None else ())
-    key = reference_key(pack.fingerprint, base_digest, precision, attention, quantization=quantization, adapter=adapter)
+    key = reference_key(fingerprint, base_digest, precision, attention, quantization=quantization, adapter=adapter)
     out_dir.mkdir(parents=True, exist_ok=True)
     done = {entry.of: entry for entry in usable_files(out_dir, key)}
-    wanted = [str(s["name"]) for s in (*pack.shards, *(pack.validation["shards"] if pack.validation else ()))]
+    wanted = [
+        name
+        for pack, directory in zip(packs, directories, strict=True)
+        for part in (pack.shards, pack.validation["shards"] if pack.validation else ())
+        for name in files_of_pack(directory, [str(shard["name"]) for shard in part], mixed=len(packs) > 1)
+    ]
     manifest = ReferenceManifest(
         key=key,
-        pack_fingerprint=pack.fingerprint,
+        pack_fingerprint=fingerprint,
         base_digest=base_digest,
         precision=precision,
         attention=attention,
-        kind=pack.kind,
+        kind=kind,
         quantization=quantization_label(quantization),
         adapter=adapter,
         files=(),
@@ -143,7 +155,8 @@ def compute(
         )
         for name in own:
             started = time.monotonic()
-            done[name] = _compute_file(model, pack_dir / name, out_dir, kind=pack.kind)
+            path = pack_dir / name if len(packs) > 1 else pack_dir / directories[0] / name
+            done[name] = _compute_file(model, path, out_dir, of=name, kind=kind)
             replace(manifest, files=tuple(done.values())).write(out_dir, name=partial_name(rank))
             log.info("%s: %d rows in %.1f s", name, done[name].num_rows, time.monotonic() - started)
         model.close()
@@ -197,7 +210,7 @@ def _manifest_digest(directory: Path, only: Sequence[str]) -> str:
     return sha256_of(directory / MANIFEST)
 
 
-def _compute_file(model: Model, path: Path, out_dir: Path, *, kind: str) -> ReferenceFile:
+def _compute_file(model: Model, path: Path, out_dir: Path, *, of: str, kind: str) -> ReferenceFile:
     table = pq.read_table(path)
     rows, sides = table["row"].to_numpy(), SIDES[kind]
     ids = [array for prefix in sides.values() for array in _arrays(table, f"{prefix}input_ids")]
@@ -208,7 +221,7 @@ def _compute_file(model: Model, path: Path, out_dir: Path, *, kind: str) -> Refe
         row = int(np.tile(rows, len(sides))[int(bad.argmax())])
         raise BadInput(f"{path.name}, row {row}: the base model gives a log-probability that is not finite; use precision fp32 or bf16")
     columns = dict(zip(sides, logps.reshape(len(sides), len(rows)), strict=True))
-    return write_logps(out_dir, path.name, {"row": rows, **columns}, kind=kind)
+    return write_logps(out_dir, of, {"row": rows, **columns}, kind=kind)
 
 
 def _arrays(table: pa.Table, column: str) -> list[NDArray[np.int32]]:
