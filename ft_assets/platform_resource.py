@@ -3,13 +3,14 @@
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
 
+from control_plane.billing import ledger
 from control_plane.composition import open_platform
 from control_plane.jobs import transitions
 from control_plane.platform.context import Platform
@@ -26,9 +27,11 @@ from resources.dagster.configured_resources import (
     TrackerResource,
     configured_resources,
 )
-from resources.dagster.run_tags import TRACE_TAG
+from resources.dagster.run_tags import TRACE_TAG, page_of_asset, runs_of_job
 
 BEAT_S = 5.0
+VALIDATED = "validated_dataset"
+"""Has partitions of its own: `dataset` links to its versions."""
 warnings.filterwarnings("ignore", category=dg.PreviewWarning)
 # Partitioned checks are in preview in Dagster 1.13; without partitions a check has one status over all tenants.
 
@@ -70,6 +73,22 @@ def checked(name: str, find: Callable[[], Sequence[str]]) -> dg.AssetCheckResult
     except (FtError, OSError) as error:
         found = [f"{type(error).__name__}: {error}"]
     return dg.AssetCheckResult(check_name=name, passed=not found, severity=dg.AssetCheckSeverity.WARN, metadata={"findings": found})
+
+
+def job_metadata(step: dg.AssetExecutionContext, platform: Platform) -> dict[str, Any]:
+    """Return the metadata of every asset of a job: its cost so far in US dollars, and links to its runs and to the assets above."""
+    _, job_id = parse(step.partition_key)
+    above = sorted(key.to_user_string() for key in step.assets_def.asset_deps[step.asset_key] if key.to_user_string() != VALIDATED)
+    return {
+        "cost_usd": ledger.cost_of_job(platform, job_id) / 1e6,
+        "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),
+        **{f"made_from_{name}": dg.MetadataValue.url(page_of_asset(name, partition=step.partition_key)) for name in above},
+    }
+
+
+def table(rows: Sequence[Mapping[str, str | int | float | bool | None]]) -> dg.TableMetadataValue:
+    """Return rows with equal keys as a table; without rows, an empty one."""
+    return dg.TableMetadataValue([dg.TableRecord(row) for row in rows], None if rows else dg.TableSchema([]))
 
 
 @contextlib.contextmanager

@@ -106,13 +106,13 @@ def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
     if (reference := reference_input(objects, held)) is not None:
         yield reference
     if spec.warm_start is not None:
-        yield warm_start_input(platform, held.tenant, spec.warm_start)
+        yield warm_start_input(platform, held.tenant, spec.warm_start, whole=spec.adapter == "full")
 
 
-def warm_start_input(platform: Platform, tenant: str, start: WarmStart) -> Input:
-    """Return the adapter or checkpoint to start from, by the digests of the manifest that the spec names."""
+def warm_start_input(platform: Platform, tenant: str, start: WarmStart, *, whole: bool = False) -> Input:
+    """Return the adapter, checkpoint or `whole` model to start from, by the digests of the manifest that the spec names."""
     prefix = warm_starts.stored_prefix(platform, tenant, start)
-    only = (package.CONFIG, package.WEIGHTS)  # of a checkpoint, neither optimizer nor position
+    only = () if whole else (package.CONFIG, package.WEIGHTS)  # of a checkpoint, neither optimizer nor position
     return Input(name=WARM_START, files=listed_files.of_weights(platform.objects, prefix, manifest_sha256=start.manifest_sha256, only=only))
 
 

@@ -30,10 +30,11 @@ from control_plane.capacity.pools import (
     CPU_PER_GPU,
     JOB_CLASSES,
     MEMORY_GIB_PER_GPU,
-    JobClass,
     Node,
     Packing,
     Pool,
+    PoolClass,
+    evaluation_class,
     largest_gang,
     local_pool,
     taking,
@@ -113,7 +114,7 @@ class _Pool:
     name: Annotated[str, _name(POOL_NAME, "lower-case letters, digits and '-', a letter first, at most 30")]
     gpu_type: str
     nodes: Annotated[list[_Nodes], Field(min_length=1)]
-    takes: frozenset[JobClass] = frozenset()
+    takes: frozenset[PoolClass] = frozenset()
     packing: Packing = "dense"
     pricing: Pricing = "on_demand"
     reserved_gpus: Whole = 0
@@ -180,7 +181,7 @@ def _check_unique(names: list[str], what: str) -> None:
 
 
 def _check_classes(pools: Sequence[Pool], origin: str) -> None:
-    for kind in JOB_CLASSES:
+    for kind in dict.fromkeys((*JOB_CLASSES, evaluation_class(pools, JOB_CLASSES[0]))):
         found = taking(pools, kind)
         for other in found[1:]:
             if other.gpu_type != found[0].gpu_type:

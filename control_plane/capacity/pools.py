@@ -22,6 +22,10 @@ MEMORY_GIB_PER_GPU = 112
 JobClass = Literal["lora", "large", "full"]
 """Job classes: adapters on models below the 70B class, adapters on models of that class, and full training. Pools state which they take."""
 JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
+EVALUATION: Literal["evaluation"] = "evaluation"
+"""Class of evaluations, once a pool names it."""
+PoolClass = Literal[JobClass, "evaluation"]
+"""What pools state that they take."""
 Packing = Literal["dense", "whole_node"]
 """``dense``: gangs share nodes, the fullest that fits first. ``whole_node``: a gang has its nodes to itself."""
 
@@ -31,6 +35,11 @@ def job_class(adapter: str, num_parameters: int) -> JobClass:
     if adapter == "full":
         return "full"
     return "large" if num_parameters >= LARGE_MODEL_PARAMETERS else "lora"
+
+
+def evaluation_class(pools: Sequence[Pool], of_job: str) -> str:
+    """Return the class by which evaluations are placed: their own if a pool names it, else that of their job, `of_job`."""
+    return EVALUATION if any(EVALUATION in pool.takes for pool in pools) else of_job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +68,7 @@ class Pool:
     pricing: Pricing = "on_demand"
     """Price class: a job that asks for spot pays less only while its reservation is in a spot pool."""
     takes: frozenset[str] = frozenset()
-    """Job classes placed here; empty: all."""
+    """Classes placed here (:data:`PoolClass`); empty: all."""
     packing: Packing = "dense"
     cpu_per_gpu: int = CPU_PER_GPU
     memory_gib_per_gpu: int = MEMORY_GIB_PER_GPU

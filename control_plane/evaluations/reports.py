@@ -27,6 +27,8 @@ from ft_assets.evals.scoring import report
 from ft_assets.evals.scoring.report import EvalReport
 
 MAX_PAGE = 200
+SCORES, GATE_RULES = "evaluation/scores.json", "evaluation/gate.json"
+"""Names of an evaluation's tables."""
 SCORE_COLUMNS = ("suite", "metric", "n", "base", "adapter", "previous", "gain", "ci_low", "ci_high", "p_value")
 FINDING_COLUMNS = ("rule", "code", "passed", "blocking", "detail", "next_step")
 Only = Literal["changed", "worse", "better"]
@@ -81,7 +83,7 @@ class Evaluated:
         """Return the scores and the gate's findings as tables, by which a tracker compares runs; without any row of the tenant's data."""
         scores = [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in self.report.scores]
         findings = [{name: getattr(finding, name) for name in FINDING_COLUMNS} for finding in self.verdict.findings]
-        return {path: rows for path, rows in (("evaluation/scores.json", scores), ("evaluation/gate.json", findings)) if rows}
+        return {path: rows for path, rows in ((SCORES, scores), (GATE_RULES, findings)) if rows}
 
     @property
     def verdict_markdown(self) -> str:

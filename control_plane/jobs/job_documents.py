@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmStartSource:
-    """The adapter or checkpoint that a job's initial weights come from."""
+    """The adapter, whole model or checkpoint that a job's initial weights come from."""
 
     adapter: str
     """Name for display."""
@@ -18,9 +18,14 @@ class WarmStartSource:
     base_digest: str
     object_prefix: str
     lora: Mapping[str, Any]
-    """Hyperparameters that must not change: rank, alpha, and the modules if they were chosen."""
+    """Hyperparameters that must not change: rank, alpha, and the modules if they were chosen. Empty for a whole model."""
     adapter_id: str | None = None
     checkpoint_id: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a whole model instead of an adapter."""
+        return not self.lora
 
     def to_row(self) -> Mapping[str, object]:
         return {k: v for k, v in asdict(self).items() if v is not None}

@@ -105,7 +105,8 @@ class CreateJob(ApiModel):
     auto_promote: bool | None = None
     """Whether to promote the adapter to production as soon as it passes its evaluation. Default: true."""
     warm_start: str | None = None
-    """Adapter (id or model name), job or checkpoint of yours whose weights training starts from. If absent, adapters start from scratch."""
+    """Fine-tuned model (id or name), job or checkpoint of yours whose weights training starts from; `full` starts only from a model that
+    `full` has trained. If absent, training starts from the base model."""
     force: bool | None = None
     """Train even if an earlier job of yours already trained the same thing, or if an identical request arrived within the last minute.
     Default: false."""
@@ -126,14 +127,14 @@ class JobError(ApiModel):
 
 
 class WarmStart(ApiModel):
-    """The adapter or checkpoint whose weights a job's training starts from."""
+    """The model or checkpoint whose weights a job's training starts from."""
 
     adapter: str
-    """Name of the adapter or checkpoint, for display."""
+    """Name of the model or checkpoint, for display."""
     adapter_id: str | None = None
-    """Id of the adapter; null if training starts from a checkpoint."""
+    """Id of the adapter or whole model; null if training starts from a checkpoint."""
     checkpoint_id: str | None = None
-    """Id of the checkpoint; null if training starts from an adapter."""
+    """Id of the checkpoint; null if training starts from a finished model."""
     manifest_sha256: str
     """SHA-256 of the manifest of the files that were loaded."""
 
@@ -278,7 +279,7 @@ class Job(ApiModel):
     adapter_id: str | None
     """Id of the resulting adapter; null until it is registered. Set even if the adapter failed its evaluation."""
     warm_start: WarmStart | None
-    """Adapter or checkpoint that training starts from; null if none."""
+    """Model or checkpoint that training starts from; null if none."""
     api_key_id: str | None
     """Id of the API key that submitted the job, or its sweep; null if it was submitted in the console without a key."""
     sweep_id: str | None
@@ -428,6 +429,7 @@ class Checkpoint(ApiModel):
     step_number: int
     """Training step at which it was saved."""
     metrics: JsonObject
-    """Metrics at that step, such as `step`, `train_loss` and `full_valid_loss`."""
+    """Metrics at that step, such as `step`, `train_loss` and `full_valid_loss`. A checkpoint that only the clock made due has no validation
+    loss."""
     final: bool
     """Whether this is the checkpoint at the end of training."""

@@ -20,7 +20,6 @@ from ft_assets.datasets.mixture import MixedFile
 from ft_assets.errors import InvalidRequest, did_you_mean
 from ft_assets.evals import config as eval_config
 from ft_assets.storable_text import check_storable
-from ft_assets.training.methods import get as get_method
 from ft_assets.training.methods import registered
 from ft_assets.training.recipes import ADAPTERS, AdapterKind
 from ft_assets.training.requested_hyperparameters import LIMITS, checked, checked_hardware
@@ -76,7 +75,7 @@ class JobRequest:
     auto_promote: bool = True
     """Serve the adapter as soon as it has passed its gates."""
     warm_start: str | None = None
-    """The tenant's adapter or checkpoint that training starts from; an adapter may be given as `model` too."""
+    """The tenant's adapter, whole model or checkpoint that training starts from; it may be given as `model` too."""
     force: bool = False
     """Train even if an earlier job trained the same."""
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -112,7 +111,7 @@ class JobRequest:
         checked_hardware(given.get("hardware"))
         eval_config.parse(given.get("eval_config"))
         _check_integrations(given.get("integrations"))
-        mixed = _mixture(given, method)
+        mixed = mixture.parse(given[mixture.FIELD]) if mixture.FIELD in given else ()
         plain = {name: given[name] for name in PLAIN if name in given} | ({"training_file": mixed[0].file} if mixed else {})
         return cls(
             **plain,
@@ -197,18 +196,6 @@ def _check_types(given: Mapping[str, Any]) -> None:
             raise InvalidRequest(
                 f"{name} is missing; a job needs a base model and an uploaded file", code="missing_required_parameter", param=name
             )
-
-
-def _mixture(given: Mapping[str, Any], method: str) -> tuple[MixedFile, ...]:
-    """Return the files of a mixture, empty without one; refuses methods whose loss is not a mean over tokens."""
-    if "training_files" not in given:
-        return ()
-    if get_method(method).pack != "windows":
-        mixing = ", ".join(name for name, known in registered().items() if known.pack == "windows")
-        raise mixture.refusal(
-            f"method {method} trains on one file; join the files and pass training_file, or use a method that takes mixtures ({mixing})"
-        )
-    return mixture.parse(given["training_files"])
 
 
 def _method(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

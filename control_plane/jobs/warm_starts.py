@@ -1,6 +1,7 @@
-"""Warm starts: resolves the earlier adapter or checkpoint, checks that a job can start from it, and finds its stored files.
+"""Warm starts: resolves the earlier model or checkpoint, checks that a job can start from it, and finds its stored files.
 
-A reference is an adapter's id or model name (``adp-...``, ``ft:...``), a job (``ftjob-...``: its adapter), a checkpoint (``ftckpt_...``) or
+An adapter job starts from a LoRA adapter or a checkpoint of one, a full-parameter job from a finished whole model of the same base.
+A reference is a model's id or name (``adp-...``, ``ft:...``), a job (``ftjob-...``: its adapter), a checkpoint (``ftckpt_...``) or
 OpenAI's name of one (``ftjob-...:step-120``). OpenAI's clients pass it as ``model``; ``warm_start`` with a base model means the same.
 """
 
@@ -21,8 +22,8 @@ from control_plane.jobs.job_documents import WarmStartSource
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
-from ft_assets.adapters import package
-from ft_assets.adapters.record import LORA
+from ft_assets.adapters import package, whole_model
+from ft_assets.adapters.record import FULL
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, InvalidRequest, NotFound
 from ft_assets.training.spec import LoraSettings, WarmStart
@@ -41,8 +42,8 @@ def spec_of(source: WarmStartSource | None) -> WarmStart | None:
 def on_base(platform: Platform, tenant: str, request: JobRequest) -> tuple[JobRequest, WarmStartSource | None]:
     """Return `request` for its base model with the fixed settings of the warm start, and the source; unchanged without a warm start.
 
-    Refuses, with the reason, a source that is not the tenant's, has lost its files, is not a LoRA adapter, is of another base, or has
-    another rank, alpha or modules than requested.
+    Refuses, with the reason, a source that is not the tenant's, has lost its files, is of another kind than the job (adapter or whole
+    model) or of another base, or has another rank, alpha or modules than requested.
     """
     as_model = request.model.startswith(REFERENCES) and request.model not in platform.models.ids()
     if as_model and request.warm_start not in (None, request.model):
@@ -58,17 +59,23 @@ def on_base(platform: Platform, tenant: str, request: JobRequest) -> tuple[JobRe
     param = "model" if as_model else "warm_start"
     source = find(platform, tenant, reference, param=param)
     model = source.base_model if as_model else request.model
-    if request.adapter == "full":
+    if request.adapter == "full" and not source.whole:
         raise _mismatch(f"a full-parameter job cannot start from the LoRA adapter {source.adapter}; use method lora or qlora", param)
+    if request.adapter != "full" and source.whole:
+        raise _mismatch(
+            f"{source.adapter} is a whole model, and only full-parameter jobs start from one; set adapter to full, or name a LoRA adapter",
+            param,
+        )
     if source.base_model != model:
-        raise _mismatch(f"{source.adapter} is an adapter of {source.base_model}, not of {model}; use model {source.base_model}", param)
+        raise _mismatch(f"{source.adapter} was trained on {source.base_model}, not on {model}; use model {source.base_model}", param)
     if source.base_digest != (digest := platform.models.get(model).digest):
         raise _mismatch(
             f"{source.adapter} was trained on {model} with digest {source.base_digest[:12]}, and its files are {digest[:12]} now; train "
             "from the base model",
             param,
         )
-    return replace(request, model=model, warm_start=reference, hyperparameters=_kept(request.hyperparameters, source)), source
+    kept = request.hyperparameters if source.whole else _kept(request.hyperparameters, source)
+    return replace(request, model=model, warm_start=reference, hyperparameters=kept), source
 
 
 def _kept(requested: Mapping[str, Any], source: WarmStartSource) -> Mapping[str, Any]:
@@ -101,10 +108,10 @@ def find(platform: Platform, tenant: str, reference: str, *, param: str) -> Warm
         source = _checkpoint(platform, tenant, checkpoints.c.id == reference, reference, param)
     else:
         source = _adapter(platform, tenant, reference, param)
-    if not all(platform.objects.exists(f"{source.object_prefix}/{name}") for name in (package.MANIFEST, package.WEIGHTS)):
+    needed = (package.MANIFEST, whole_model.MODEL_CONFIG if source.whole else package.WEIGHTS)
+    if not all(platform.objects.exists(f"{source.object_prefix}/{name}") for name in needed):
         raise _not_found(
-            f"the adapter's files of {source.adapter} are not kept, or in shards of its ranks; choose a later checkpoint or an adapter",
-            param,
+            f"the weights of {source.adapter} are not kept, or in shards of its ranks; choose a later checkpoint or a finished model", param
         )
     return source
 
@@ -116,10 +123,8 @@ def _adapter(platform: Platform, tenant: str, reference: str, param: str) -> War
         found = registry.get_adapter(platform, tenant, reference)
     except NotFound:
         found = _newest(platform, tenant, reference, param)
-    if found.type != LORA:
-        raise _mismatch(f"{found.name} is a {found.type}; only LoRA adapters can be started from", param)
     if found.stage == Stage.ARCHIVED:
-        raise _mismatch(f"adapter {found.id} is archived and its files are deleted; choose another one", param)
+        raise _mismatch(f"{found.id} is archived and its files are deleted; choose another one", param)
     with platform.engine.connect() as conn:
         spec = conn.execute(sa.select(jobs.c.spec).where(jobs.c.id == found.job_id)).scalar_one()
     return WarmStartSource(
@@ -128,7 +133,7 @@ def _adapter(platform: Platform, tenant: str, reference: str, param: str) -> War
         base_model=found.base_model,
         base_digest=found.base_digest,
         object_prefix=found.object_prefix,
-        lora=_lora({**((spec or {}).get("lora") or {}), "rank": found.rank, "alpha": found.alpha}),
+        lora={} if found.type == FULL else _lora({**((spec or {}).get("lora") or {}), "rank": found.rank, "alpha": found.alpha}),
         adapter_id=found.id,
     )
 
@@ -169,7 +174,7 @@ def _checkpoint(platform: Platform, tenant: str, this: sa.ColumnElement[bool], r
     lora = (row.spec or {}).get("lora")
     name = f"{row.job_id}:step-{row.step}"
     if not lora:
-        raise _mismatch(f"{name} is of a full-parameter job; only LoRA adapters can be started from", param)
+        raise _mismatch(f"{name} is of a full-parameter job, of which only the finished model can be started from: {row.job_id}", param)
     trained = from_json(LoraSettings, lora, ignore_unknown=True)
     return WarmStartSource(
         adapter=name,
@@ -191,7 +196,7 @@ def _lora(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def stored_prefix(platform: Platform, tenant: str, start: WarmStart) -> str:
-    """Return the object prefix of the adapter's files; ``NotFound`` if it was deleted."""
+    """Return the object prefix of the files that `start` names; ``NotFound`` if they were deleted."""
     of_adapter = sa.select(adapters.c.object_prefix).where(
         adapters.c.tenant_id == tenant,
         adapters.c.manifest_sha256 == start.manifest_sha256,

@@ -191,8 +191,8 @@ def blocked(update: BaseUpdate) -> str:
     model_id, listed = update.model_id, "; ".join(map(str, update.blocking))
     return (
         f"{len(update.blocking)} production adapters of {model_id} are not accepted on {(update.staged or update.digest)[:12]}: {listed}. "
-        f"Evaluate them: `ft admin models evaluate {model_id} --wait`, then `ft admin models update {model_id} --apply`; one that "
-        "fails is trained again on the new base, or deprecated by its tenant"
+        f"Wait for their evaluations: `ft admin models evaluate {model_id} --wait`, then `ft admin models update {model_id} --apply`; one "
+        "that fails is trained again on the new base, or deprecated by its tenant"
     )
 
 

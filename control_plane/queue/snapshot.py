@@ -19,7 +19,7 @@ from control_plane.adapters.tables import exports, is_in_production
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.capacity import maintenance
 from control_plane.capacity.configured_pools import pools
-from control_plane.capacity.pools import Pool
+from control_plane.capacity.pools import Pool, evaluation_class
 from control_plane.capacity.tables import PLATFORM
 from control_plane.evaluations.tables import BASE_UPDATE, evaluations, is_free
 from control_plane.jobs.estimates import rules as estimates
@@ -54,8 +54,8 @@ def read(conn: Connection, available: Sequence[Pool], now: datetime) -> tuple[sc
     owners = {r.tenant_id for r in (*queued, *judged)}
     snapshot = scheduler.Snapshot(
         pools=available,
-        waiting=[*map(_waiting, queued), *map(_waiting_evaluation, judged)],
-        running=[_running(r, now) for r in held],
+        waiting=[*map(_waiting, queued), *(_waiting_evaluation(r, available) for r in judged)],
+        running=[_running(r, now, available) for r in held],
         capped=quotas.capped(conn, owners, now, num_gpus=sum(p.num_gpus for p in available)),
         suspended=_suspended(conn, owners),
         **_closed(conn, available, owners),
@@ -172,7 +172,12 @@ def _waiting(r: sa.Row[Any]) -> scheduler.Waiting:
     )
 
 
-def _waiting_evaluation(r: sa.Row[Any]) -> scheduler.Waiting:
+def _class_of(r: sa.Row[Any], available: Sequence[Pool]) -> str:
+    """Return the class by which an evaluation, or an export of a job, is placed."""
+    return evaluation_class(available, r.job_class) if r.kind == Kind.EVALUATE else str(r.job_class)
+
+
+def _waiting_evaluation(r: sa.Row[Any], available: Sequence[Pool]) -> scheduler.Waiting:
     return scheduler.Waiting(
         job_id=r.id,
         tenant=r.tenant_id,
@@ -180,7 +185,7 @@ def _waiting_evaluation(r: sa.Row[Any]) -> scheduler.Waiting:
         num_gpus=r.evaluation_gpus,
         queued_at=_unix(r.since),
         expected_s=float(r.evaluation_s or SETUP_S),
-        job_class=r.job_class,
+        job_class=_class_of(r, available),
         evaluation=scheduler.Evaluation(id=r.evaluation_id, free=r.free, kind=Kind(r.kind)),
     )
 
@@ -227,7 +232,7 @@ def _expected_end(r: sa.Row[Any], now: datetime) -> float:
     )
 
 
-def _running_evaluation(r: sa.Row[Any]) -> scheduler.Running:
+def _running_evaluation(r: sa.Row[Any], available: Sequence[Pool]) -> scheduler.Running:
     started, expected_s = _unix(r.started_at or r.granted_at), float(r.evaluation_s or SETUP_S)
     return scheduler.Running(
         job_id=r.job_id,
@@ -239,15 +244,15 @@ def _running_evaluation(r: sa.Row[Any]) -> scheduler.Running:
         placement=placement_of(r.placement),
         started_at=started,
         expected_s=expected_s,
-        job_class=r.job_class,
+        job_class=_class_of(r, available),
         stoppable=False,
         stopping=r.stop_asked_at is not None or (r.kind == Kind.EVALUATE and r.evaluation_id is None and r.state != JobState.EVALUATING),
     )
 
 
-def _running(r: sa.Row[Any], now: datetime) -> scheduler.Running:
+def _running(r: sa.Row[Any], now: datetime, available: Sequence[Pool]) -> scheduler.Running:
     if r.kind != Kind.TRAIN:
-        return _running_evaluation(r)
+        return _running_evaluation(r, available)
     return scheduler.Running(
         job_id=r.job_id,
         pool=r.pool,

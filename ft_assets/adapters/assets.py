@@ -4,13 +4,14 @@ import dagster as dg
 
 from control_plane.adapters import lineage, promotions
 from control_plane.attempts import health
-from control_plane.billing import ledger
+from control_plane.evaluations import reports
 from ft_assets.adapters import reevaluation_step
 from ft_assets.adapters import step as adapter_step
 from ft_assets.evals import step as evaluation_step
+from ft_assets.evals.assets import evaluation_metadata
 from ft_assets.partitions import JOBS
-from ft_assets.platform_resource import PlatformResource, check, checked, job_step, watched
-from resources.dagster.run_tags import page_of_asset, runs_of_job
+from ft_assets.platform_resource import PlatformResource, check, checked, job_metadata, job_step, watched
+from resources.dagster.run_tags import page_of_asset
 
 COMPLETE = check("lineage_complete", asset="adapter", description="Does every link back to the uploaded files hold?")
 SERVABLE = check("servable", asset="adapter", description="Can the inference servers load its files?")
@@ -46,10 +47,9 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "adapter_files": dg.MetadataValue.json(dict(reported["files"]["files"])),
             "started_from": [parent["adapter"]["name"] for parent in reported["parents"]],
             "trained_on": dg.MetadataValue.url(page_of_asset("dataset", partition=context.partition_key)),
-            "cost_usd": ledger.cost_of_job(opened, job_id) / 1e6,
             "files": dg.MetadataValue.path(opened.objects.uri(record.object_prefix)),
             "adapter_id": record.id,
-            "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),
+            **job_metadata(context, opened),
         },
     )
 
@@ -67,5 +67,5 @@ def adapter_evaluation(context: dg.AssetExecutionContext, config: EvaluationOrde
     with watched(context):
         row = reevaluation_step.run(opened, platform.launcher.open(), config.evaluation_id)
     shown = {k: v for k in ("id", "adapter_id", "kind", "base_digest", "state", "outcome", "runs") if (v := getattr(row, k)) is not None}
-    stored = {"report": dg.MetadataValue.path(opened.objects.uri(row.report_key))} if row.report_key else {}
-    return dg.MaterializeResult(metadata={**shown, **stored, "reasons": list(row.reasons or ())})
+    found = evaluation_metadata(opened, reports.load(opened, row.report_key)) if row.report_key else {}
+    return dg.MaterializeResult(metadata={**shown, **found, "reasons": list(row.reasons or ()), **job_metadata(context, opened)})

@@ -14,11 +14,11 @@ from control_plane.platform.settings import load
 from ft_assets.datasets import step
 from ft_assets.datasets.report.histogram import histogram_svg, markdown_picture
 from ft_assets.partitions import DATASETS, JOBS, PinnedVersions, parse, partition_key
-from ft_assets.platform_resource import PlatformResource, check, checked, job_step
-from resources.dagster.run_tags import page_of_asset, runs_of_job
+from ft_assets.platform_resource import VALIDATED, PlatformResource, check, checked, job_metadata, job_step, table
+from resources.dagster.run_tags import page_of_asset
 
 validated_dataset = dg.AssetSpec(
-    "validated_dataset",
+    VALIDATED,
     partitions_def=DATASETS,
     group_name="datasets",
     kinds={"parquet"},
@@ -48,9 +48,7 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
         data_version=dg.DataVersion(pinned.data_version),
         metadata={
             "dataset_id": pinned.dataset_id,
-            "validated_dataset": dg.MetadataValue.url(
-                page_of_asset("validated_dataset", partition=partition_key(tenant, pinned.dataset_id))
-            ),
+            VALIDATED: dg.MetadataValue.url(page_of_asset(VALIDATED, partition=partition_key(tenant, pinned.dataset_id))),
             **({"mixed_datasets": list(pinned.mixed_ids)} if pinned.mixed_ids else {}),
             "validation_dataset_id": pinned.validation_id or "split off automatically",
             "rows": pinned.row_count,
@@ -58,7 +56,7 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "warnings": warnings,
             "report": dg.MetadataValue.md(pinned.report.to_markdown()),
             "uri": dg.MetadataValue.path(pinned.uri),
-            "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),
+            **job_metadata(context, opened),
         },
     )
 
@@ -80,6 +78,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
             "lengths": dg.MetadataValue.md(
                 markdown_picture(histogram_svg(**packed.lengths, unit="tokens per example"), title="tokens per example")
             ),
+            "packs": table(packed.rows),
             "reused": packed.reused,
             "fingerprint": manifest.fingerprint,
             "examples": manifest.num_examples,
@@ -94,6 +93,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
             **({} if manifest.num_desirable is None else {"good": manifest.num_desirable, "bad": manifest.num_undesirable or 0}),
             **({"sources": [asdict(source) for source in packed.sources]} if packed.sources else {}),
             **({} if compared is None else _reference_metadata(compared)),
+            **job_metadata(context, opened),
         },
     )
 

@@ -183,6 +183,9 @@ class Reference:
     uri: str
 
 
+PACK_COLUMNS = ("dataset_id", "fingerprint", "num_examples", "num_rows", "num_tokens", "num_trained_tokens", "fill", "truncated", "split")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
     manifests: Sequence[PackManifest]
@@ -205,6 +208,15 @@ class Packed:
     def manifest(self) -> PackManifest:
         """The first file's."""
         return self.manifests[0]
+
+    @property
+    def rows(self) -> list[dict[str, str | int | float]]:
+        """One row per pack: its counts, and the rows that an epoch reads of it."""
+        read = [source.rows_per_epoch for source in self.sources] or [self.manifest.num_rows]
+        return [
+            {**{name: getattr(pack, name) for name in PACK_COLUMNS}, "rows_per_epoch": count}
+            for pack, count in zip(self.manifests, read, strict=True)
+        ]
 
 
 def pack(

@@ -4,10 +4,9 @@ import dagster as dg
 
 from ft_assets.datasets.report.histogram import markdown_picture
 from ft_assets.partitions import JOBS
-from ft_assets.platform_resource import PlatformResource, job_step
+from ft_assets.platform_resource import PlatformResource, job_metadata, job_step
 from ft_assets.training import step
 from ft_assets.training.loss_curve_svg import loss_curve_svg
-from resources.dagster.run_tags import runs_of_job
 
 
 @dg.asset(partitions_def=JOBS, group_name="training", code_version="1", kinds={"pytorch"}, deps=["tokenized_pack"])
@@ -28,10 +27,9 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
             "trained_tokens": trained.trained_tokens,
             "tokens_per_s": stored.last("tokens_per_s"),
             "attempts": held.attempt,
-            "cost_usd": stored.cost_micros / 1e6,
             "spec_sha256": held.spec.sha256,
             "recipe": held.spec.recipe,
             "files": dg.MetadataValue.path(stored.uri),
-            "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),
+            **job_metadata(context, opened),
         },
     )

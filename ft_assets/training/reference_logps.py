@@ -5,7 +5,7 @@
     ref-val-00000.parquet        the same for its validation part
 
 Columns are row, chosen_logp, rejected_logp for a pack of pairs, and row, logp, kl_logp for one of judged answers. They depend on the pack,
-the base model, how it is run (precision, attention, quantization) and the adapter that a warm start begins with, and on no other choice of
+the base model, how it is run (precision, attention, quantization) and what a warm start begins with, and on no other choice of
 a job: any job with the same key reuses them.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -43,7 +43,7 @@ SCHEMAS = {kind: pa.schema([("row", pa.int64()), *((column, pa.float32()) for co
 class ReferenceFile:
     name: str
     of: str
-    """File of the pack that it scores."""
+    """File of the pack that it scores; of a mixture, after the directory of the pack."""
     sha256: str
     num_rows: int
 
@@ -60,7 +60,7 @@ class ReferenceManifest:
     quantization: str | None = None
     """``nf4``, ``nf4-double`` and so on; None: not quantized."""
     adapter: str | None = None
-    """Digest of the manifest of the adapter on the base; None: the base alone."""
+    """Digest of the manifest of the adapter on the base, or of the whole model in its place; None: the base alone."""
     files: tuple[ReferenceFile, ...]
     format: int = REFERENCE_FORMAT
 
@@ -84,11 +84,20 @@ class ReferenceManifest:
 
 
 def key_for(spec: TrainingSpec) -> str:
-    """Returns the key of the reference that a training of `spec` needs."""
+    """Returns the key of the reference that a training of `spec` needs: of a mixture, one for all its packs, however it reads them."""
     adapter = None if spec.warm_start is None else spec.warm_start.manifest_sha256
-    return reference_key(
-        spec.pack_fingerprint, spec.base_digest, spec.precision, ATTENTION, quantization=spec.quantization, adapter=adapter
-    )
+    packs = joined_fingerprint([fingerprint for fingerprint, _ in spec.packs])
+    return reference_key(packs, spec.base_digest, spec.precision, ATTENTION, quantization=spec.quantization, adapter=adapter)
+
+
+def joined_fingerprint(packs: Sequence[str]) -> str:
+    """Returns what stands for several packs, in order; for one, its fingerprint."""
+    return "+".join(packs)
+
+
+def files_of_pack(directory: str, names: Sequence[str], *, mixed: bool) -> list[str]:
+    """Returns how a reference names the files of a pack: in a mixture, with its directory within that of the run's data."""
+    return [f"{directory}/{name}" if mixed else name for name in names]
 
 
 def reference_key(
@@ -102,7 +111,7 @@ def reference_key(
 ) -> str:
     """Returns ``rf_`` + 32 hex digits over everything that the log-probabilities depend on; the pack's fingerprint covers its kind.
 
-    `adapter` is the digest of the manifest of the adapter that training starts from.
+    `adapter` is the digest of the manifest of the adapter or whole model that training starts from.
     """
     spelled = json.dumps([REFERENCE_FORMAT, pack_fingerprint, base_digest, precision, attention, quantization_label(quantization), adapter])
     return "rf_" + hashlib.sha256(spelled.encode()).hexdigest()[:32]
@@ -150,7 +159,7 @@ def usable_files(directory: Path, key: str) -> list[ReferenceFile]:
 
 def write_logps(directory: Path, pack_file: str, columns: dict[str, Any], *, kind: str = "pairs") -> ReferenceFile:
     """Writes the file for `pack_file` atomically and durably."""
-    path = directory / f"ref-{pack_file}"
+    path = directory / f"ref-{pack_file.replace('/', '-')}"
     table = pa.table(columns, schema=SCHEMAS[kind])
     partial = path.with_name(f".{path.name}.tmp")
     with partial.open("wb") as stream:

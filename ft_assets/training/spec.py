@@ -74,10 +74,11 @@ class EarlyStopping:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmStart:
-    """An earlier adapter of the same base that provides the initial weights; optimizer and schedule start anew."""
+    """An earlier adapter of the same base, or for full parameters a whole model, that provides the initial weights; optimizer and schedule
+    start anew."""
 
     adapter: str
-    """Name of the adapter, for people."""
+    """Name of the adapter or model, for people."""
     manifest_sha256: str
     """Digest of its manifest, so the spec covers its bytes."""
 
@@ -289,7 +290,7 @@ class RunFile:
     reference_dir: Path | None = None
     """Reference log-probabilities of the pack, if the method needs them."""
     warm_start_dir: Path | None = None
-    """Adapter named by ``spec.warm_start``."""
+    """Adapter or whole model named by ``spec.warm_start``."""
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

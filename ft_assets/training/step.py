@@ -9,7 +9,6 @@ from typing import Any
 from control_plane.attempts import service as attempts
 from control_plane.attempts import start
 from control_plane.attempts.claims import Claim
-from control_plane.billing import ledger
 from control_plane.jobs import results
 from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
@@ -68,7 +67,6 @@ class Checkpoint:
     uri: str
     measurements: Sequence[Mapping[str, Any]]
     """One entry per logged optimizer step."""
-    cost_micros: int
 
     def last(self, name: str) -> float:
         """Returns the last measurement of `name`; 0 if there is none."""
@@ -80,5 +78,4 @@ def checkpoint_of(platform: Platform, held: Claim) -> Checkpoint:
         manifest_sha256=attempts.committed(platform, held.job_id)[0].manifest_sha256,
         uri=platform.objects.uri(attempts.final_prefix(held)),
         measurements=results.metric_lines(platform, held.job_id),
-        cost_micros=ledger.cost_of_job(platform, held.job_id),
     )

@@ -9,14 +9,17 @@ from datetime import timedelta
 
 import dagster as dg
 import pytest
+import sqlalchemy as sa
 from dagster._core.test_utils import create_run_for_test
 
 from control_plane.capacity.pools import local_pool
 from control_plane.evaluations import service
 from control_plane.evaluations.tables import Evaluation
+from control_plane.evaluations.tables import evaluations as table
 from control_plane.platform.context import Platform
 from control_plane.queue.cycle import run_cycle
 from control_plane.tenants import service as tenants
+from ft_assets import layout
 from ft_assets.adapters.assets import adapter_evaluation
 from ft_assets.platform_resource import PlatformResource
 from resources.launcher.kubernetes_api import KubernetesApi
@@ -24,8 +27,10 @@ from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from sensors import evaluation_requests
 from sensors.evaluation_requests import due_requests
 from sensors.evaluation_runs import evaluations
+from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.kubernetes.kubernetes_api import Cluster, served
+from tests.support.platform.ledger_entries import enter
 
 
 @pytest.fixture
@@ -67,6 +72,31 @@ def test_an_order_gets_one_run_of_its_jobs_partition(ordered: tuple[Platform, Ev
     assert request.run_config == {"ops": {"adapter_evaluation": {"config": {"evaluation_id": row.id}}}}
     create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row.id}#0"}, status=dg.DagsterRunStatus.STARTED)
     assert isinstance(tick(instance), dg.SkipReason)
+
+
+def test_a_later_verdict_is_materialized_with_its_tables_cost_and_links(
+    ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance
+) -> None:
+    platform, row = ordered
+    store_evaluation(platform, row.tenant_id, row.job_id)
+    report = f"{layout.eval_prefix(row.tenant_id, row.job_id)}/report.json"
+    ended = {"state": "succeeded", "outcome": "quarantined", "reasons": [], "finished_at": platform.clock(), "report_key": report}
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(table).where(table.c.id == row.id).values(ended))
+        enter(conn, row.tenant_id, row.job_id, amount_micros=1_250_000)
+    partition = f"{row.tenant_id}:{row.job_id}"
+    instance.add_dynamic_partitions("jobs", [partition])
+    config = {"ops": {"adapter_evaluation": {"config": {"evaluation_id": row.id}}}}
+    resources = {"platform": PlatformResource()}
+    result = dg.materialize([adapter_evaluation], instance=instance, partition_key=partition, run_config=config, resources=resources)
+    (made,) = result.asset_materializations_for_node("adapter_evaluation")
+    seen = {name: value.value for name, value in made.metadata.items()}
+    suites = {record.data["suite"] for record in seen["score_table"].records}
+    assert {"holdout", "capability/recall", "safety"} <= suites
+    assert any(record.data["passed"] is False for record in seen["gate_table"].records)
+    assert (seen["cost_usd"], seen["outcome"]) == (1.25, "quarantined")
+    assert row.job_id in seen["runs_of_job"]
+    assert seen["made_from_adapter"].startswith("/assets/adapter?partition=")
 
 
 def test_a_run_that_ended_before_its_evaluation_is_replaced(ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance) -> None:

@@ -36,7 +36,7 @@ def update(
     abandon: Annotated[bool, typer.Option("--abandon", help="Drop the staged version.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Update the files of a base model. New files are staged, and switched to once every production adapter passes on them.
+    """Update the files of a base model. New files are staged; --apply switches once production adapters pass on them.
 
     Without options, shows the state of the update. The exit code is 1 while adapters block it.
     """
@@ -63,8 +63,10 @@ def update(
 def _applied(platform: Platform, found: BaseUpdate, *, as_json: bool) -> BaseUpdate:
     from control_plane.models import base_updates
 
-    if not as_json and found.blocking:
-        _show(found, as_json=False)  # the table first, then the refusal in a sentence
+    if found.staged and found.blocking:
+        found = base_updates.evaluate(platform, found.model_id)
+        if not as_json:
+            _show(found, as_json=False)  # the table first, then the refusal in a sentence
     done = base_updates.apply(platform, found.model_id, digest=found.staged)
     say(
         f"{done.model_id} now refers to {done.digest[:12]}, and new jobs train on it. Inference servers serve it once they are restarted "

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from control_plane.capacity import configured_pools
-from control_plane.capacity.pools import JOB_CLASSES, RESERVED_FOR, Pool, in_order, job_class, may_use_spot, most_capable, taking
+from control_plane.capacity.pools import (
+    JOB_CLASSES,
+    RESERVED_FOR,
+    Pool,
+    evaluation_class,
+    in_order,
+    job_class,
+    may_use_spot,
+    most_capable,
+    taking,
+)
 from control_plane.jobs.recipes import operator_recipes
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import Job
@@ -32,6 +42,7 @@ CLASS_WORDS: Mapping[str, str] = {
     "lora": f"adapters on models below {LARGE_MODEL_PARAMETERS / 1e9:.0f}B parameters",
     "large": f"adapters on models of {LARGE_MODEL_PARAMETERS / 1e9:.0f}B parameters and more",
     "full": "training of all parameters (adapter full)",
+    "evaluation": "evaluations, which follow every training",
 }
 
 
@@ -180,7 +191,7 @@ def evaluation_gpus(pools: Sequence[Pool], model: BaseModel, *, adapter: str, ra
 
     ``InvalidRequest`` if no node gives as many to a job: every adapter is evaluated before it can be served.
     """
-    kind = job_class(adapter, model.num_parameters)
+    kind = evaluation_class(pools, job_class(adapter, model.num_parameters))
     gpu = memory.GPUS[pool_for(pools, tier, kind).gpu_type]
     shape = shape_of(model)
     needed = 1 if gpu.is_cpu else forward_pass.num_gpus(shape, gpu.memory_bytes, rank=rank)
@@ -211,6 +222,14 @@ def likely_pool(
     kind, all_pools = job_class(request.adapter, model.num_parameters), configured_pools.planned(platform)
     spot = may_use_spot(spot=spot, tier=tier, expected_s=expected_s)
     found = in_order(all_pools, tier=tier, kind=kind, num_gpus=num_gpus, spot=spot)
+    return found[0] if found else pool_for(all_pools, tier, kind)
+
+
+def evaluation_pool(platform: Platform, model: BaseModel, *, adapter: str, tier: str, num_gpus: int) -> Pool:
+    """Return the pool where the evaluation after a training most likely runs; never a spot pool."""
+    all_pools = configured_pools.planned(platform)
+    kind = evaluation_class(all_pools, job_class(adapter, model.num_parameters))
+    found = in_order(all_pools, tier=tier, kind=kind, num_gpus=num_gpus)
     return found[0] if found else pool_for(all_pools, tier, kind)
 
 

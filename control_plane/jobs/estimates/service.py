@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from control_plane.adapters.tables import is_in_production
 from control_plane.billing import prices as price_lists
-from control_plane.billing.prices import PriceList
+from control_plane.billing.prices import PriceList, Pricing
 from control_plane.capacity.pools import Pool, job_class
 from control_plane.datasets.previews import rows_file
 from control_plane.datasets.service import check_distinct, check_enough_to_train, check_format, check_tools
@@ -101,6 +102,8 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     gpu_seconds = seconds * spec.world_size + evaluation_s * placed.evaluation_gpus
     spot = _may_use_spot(platform, tenant, request, model)
     pool = job_plan.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds, spot=spot)
+    judging = job_plan.evaluation_pool(platform, model, adapter=spec.adapter, tier=tier, num_gpus=placed.evaluation_gpus)
+    held = ((pool, seconds * spec.world_size), (judging, evaluation_s * placed.evaluation_gpus))
     prices, now = price_lists.load(platform.settings.prices_file).at(platform.clock()), platform.clock().timestamp()
     this = scheduler.Waiting(
         job_id=expected_time.THIS, tenant=tenant, tier=tier, num_gpus=spec.world_size, queued_at=now, expected_s=seconds,
@@ -122,7 +125,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         gpu_type=pool.gpu_type,
         tier=tier,
         gpu_hours=round(gpu_seconds / 3600, 6),
-        price_micros=prices.gpu_micros(pool.gpu_type, tier=tier, pricing=pool.pricing, gpu_ms=round(gpu_seconds * 1000)),
+        price_micros=_price_micros(prices, held, tier=tier),
         seconds_to_start=None if start is None else round(start - now, 1),
         seconds_to_finish=None if start is None else round(start - now + seconds + evaluation_s, 1),
         estimated_start=None if start is None else int(start),
@@ -132,7 +135,18 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         recipe=spec.recipe,
         result=_result(spec, starts_servers=platform.servers is not None),
         memory=placed.fit.to_dict(),
-        assumptions=_assumptions(placed, tokens, spec, total_steps, expected, evaluation_s, pool, prices, tier, start),
+        assumptions=_assumptions(placed, tokens, spec, total_steps, expected, evaluation_s, pool, judging, prices, tier, start),
+    )
+
+
+def _price_micros(prices: PriceList, held: Sequence[tuple[Pool, float]], *, tier: str) -> int:
+    """Return the price of GPU-seconds held in each pool, in micro-dollars."""
+    seconds = defaultdict[tuple[str, Pricing], float](float)
+    for pool, gpu_seconds in held:
+        seconds[pool.gpu_type, pool.pricing] += gpu_seconds
+    return sum(
+        prices.gpu_micros(gpu_type, tier=tier, pricing=pricing, gpu_ms=round(total * 1000))
+        for (gpu_type, pricing), total in seconds.items()
     )
 
 
@@ -297,6 +311,11 @@ def _sides(
     return [(tokens,) for tokens in encoded]
 
 
+def _hourly(prices: PriceList, pool: Pool) -> str:
+    hourly = prices.gpu(pool.gpu_type).per_hour(pool.pricing) / price_lists.MICROS
+    return f"{hourly:g} USD per GPU-hour of {pool.gpu_type} ({pool.pricing.replace('_', ' ')})"
+
+
 def _windows(plan: Plan, spec: TrainingSpec) -> str:
     if not hyperparameters.packs_windows(plan):
         return "an example is a window of its own"
@@ -320,13 +339,14 @@ def _assumptions(
     expected: expected_time.Expectation,
     evaluation_s: float,
     pool: Pool,
+    judging: Pool,
     prices: PriceList,
     tier: str,
     start: float | None,
 ) -> list[str]:
     method, num = methods.get(placed.plan.method), placed.evaluation_gpus
     evaluation = f"{evaluation_s:.0f} s of evaluation on {'one GPU' if num == 1 else f'{num} GPUs'}"
-    hourly = prices.gpu(pool.gpu_type).per_hour(pool.pricing) / price_lists.MICROS
+    alike = (pool.gpu_type, pool.pricing) == (judging.gpu_type, judging.pricing)
     queue = "the start assumes that the jobs ahead end as expected; later submissions and failures are not included"
     promise = tier_named(tier).starts_within_s
     return [
@@ -337,8 +357,8 @@ def _assumptions(
         f"speed: {expected.tokens_per_s:,.0f} tokens a second on {spec.world_size} x {pool.gpu_type} ({spec.method} {spec.adapter}, "
         f"{spec.precision}) after {expected.modelled.setup_s:.0f} s of set-up, by the cost model",
         expected.in_words(),
-        f"price: {hourly:g} USD per GPU-hour of {pool.gpu_type} ({pool.pricing.replace('_', ' ')}), at {prices.tiers[tier].gpu_percent} % "
-        f"in tier {tier}, for the training and {evaluation}",
+        f"price: {_hourly(prices, pool)}, at {prices.tiers[tier].gpu_percent} % in tier {tier}, for the training"
+        + (f" and {evaluation}" if alike else f"; {_hourly(prices, judging)} for {evaluation}"),
         queue if start is not None else "no start can be estimated: too few GPUs, the hard cap is reached, or the queue is too long",
         f"tier {tier} promises no start: how long a job waits has no bound"
         if promise is None

@@ -154,10 +154,12 @@ class Pack:
 
     train: Shards
     validation: pa.Table | None
+    held_out: tuple[int, ...] = ()
+    """How many rows of `validation` are of each pack."""
     validation_rows: tuple[int, ...] = ()
-    """How many of its rows are of each source of a mixture; empty without sources, and with a validation file, which belongs to none."""
-    trained_tokens: tuple[float, ...] = ()
-    """Tokens of each source that an epoch reads, by which the losses of `validation_rows` are weighed."""
+    """The same of each source of a mixture; empty without sources, and with a validation file, which belongs to none."""
+    validation_weights: tuple[float, ...] = ()
+    """What an epoch reads of each source, by which the losses of `validation_rows` are weighed: tokens of windows, else rows."""
 
 
 def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callable[[], None] = lambda: None) -> Pack:
@@ -196,9 +198,10 @@ def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callab
     return Pack(
         train=train,
         validation=held_out.first(rows) if sum(rows) else None,
+        held_out=tuple(rows),
         validation_rows=tuple(rows) if by_source else (),
-        trained_tokens=tuple(
-            source.rows_per_epoch * manifest["num_tokens"] / manifest["num_windows"]
+        validation_weights=tuple(
+            source.rows_per_epoch * (manifest["num_tokens"] / manifest["num_windows"] if kind == "windows" else 1.0)
             for source, manifest in zip(spec.sources if by_source else (), manifests if by_source else (), strict=True)
         ),
     )

@@ -1,8 +1,8 @@
 """Computes the reference log-probabilities of a pack of pairs or judged answers, file by file; reuses complete files of an earlier attempt.
 
 A training does this first, on its own GPUs, unless they are stored already. The reference is the model that training starts from: the base,
-quantized as for training, with the adapter of a warm start on it. For each answer: the sum of the log-probabilities of the tokens that
-carry loss, like TRL's ``precompute_ref_log_probs``. torch is used only if there is something to compute.
+quantized as for training, with the adapter of a warm start on it, or the whole model of one in its place. For each answer: the sum of the
+log-probabilities of the tokens that carry loss, like TRL's ``precompute_ref_log_probs``. torch is imported only if something is missing.
 
 Each rank has the whole model on its GPU. If a GPU does not hold it, as may happen to a training that shards it, one rank of several
 spreads it over the GPUs of all of them (:mod:`.model.split_weights`).
@@ -37,6 +37,8 @@ from ft_assets.training.reference_logps import (
     SIDES,
     ReferenceFile,
     ReferenceManifest,
+    files_of_pack,
+    joined_fingerprint,
     partial_name,
     quantization_label,
     reference_key,
@@ -75,7 +77,8 @@ def compute_for(run: RunFile, *, touch: Callable[[], None]) -> Path:
         precision=spec.precision,
         attention=ATTENTION,
         quantization=spec.quantization,
-        adapter_dir=run.warm_start_dir,
+        start_dir=run.warm_start_dir,
+        directories=[directory for _, directory in spec.packs],
         sharded=spec.strategy in ("fsdp2", "zero3") and spec.quantization is None,
         rank=int(os.environ.get("LOCAL_RANK", "0")),
         num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
@@ -95,33 +98,43 @@ def compute(
     precision: str,
     attention: str,
     quantization: Quantization | None = None,
-    adapter_dir: Path | None = None,
+    start_dir: Path | None = None,
     batch_tokens: int = BATCH_TOKENS,
     sharded: bool = False,
     rank: int = 0,
     num_ranks: int = 1,
+    directories: Sequence[str] = ("",),
     touch: Callable[[], None] = lambda: None,
 ) -> ReferenceManifest:
     """Computes the missing log-probabilities in `out_dir` and returns them; a second call computes nothing.
 
-    Ranks that share `out_dir` divide the pack's files among themselves, and all return once every file is there. `sharded`: the model
-    may be too large for one GPU.
+    Ranks that share `out_dir` divide the pack's files among themselves, and all return once every file is there. `start_dir`: the adapter
+    on the base, or the whole model in its place, that training starts from. `sharded`: the model may be too large for one GPU.
+    `directories`: of the packs in `pack_dir`.
     """
-    pack = verify_pack(pack_dir)
-    if pack.kind not in SIDES:
-        raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities require answers: build a preference pack")
-    adapter = None if adapter_dir is None else _adapter_digest(adapter_dir)
-    key = reference_key(pack.fingerprint, base_digest, precision, attention, quantization=quantization, adapter=adapter)
+    packs = [verify_pack(pack_dir / directory) for directory in directories]
+    kind, fingerprint = packs[0].kind, joined_fingerprint([pack.fingerprint for pack in packs])
+    for pack in packs:
+        if pack.kind not in SIDES:
+            raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities require answers: build a preference pack")
+    whole_dir = None if start_dir is None or (start_dir / ADAPTER_FILES[0]).is_file() else start_dir
+    adapter = None if start_dir is None else _manifest_digest(start_dir, ADAPTER_FILES if whole_dir is None else ())
+    key = reference_key(fingerprint, base_digest, precision, attention, quantization=quantization, adapter=adapter)
     out_dir.mkdir(parents=True, exist_ok=True)
     done = {entry.of: entry for entry in usable_files(out_dir, key)}
-    wanted = [str(s["name"]) for s in (*pack.shards, *(pack.validation["shards"] if pack.validation else ()))]
+    wanted = [
+        name
+        for pack, directory in zip(packs, directories, strict=True)
+        for part in (pack.shards, pack.validation["shards"] if pack.validation else ())
+        for name in files_of_pack(directory, [str(shard["name"]) for shard in part], mixed=len(packs) > 1)
+    ]
     manifest = ReferenceManifest(
         key=key,
-        pack_fingerprint=pack.fingerprint,
+        pack_fingerprint=fingerprint,
         base_digest=base_digest,
         precision=precision,
         attention=attention,
-        kind=pack.kind,
+        kind=kind,
         quantization=quantization_label(quantization),
         adapter=adapter,
         files=(),
@@ -131,18 +144,19 @@ def compute(
     num_found = len(done)
     if own:
         model = Model(
-            base_dir,
+            whole_dir or base_dir,
             precision=precision,
             attention=attention,
             quantization=quantization,
-            adapter_dir=adapter_dir,
+            adapter_dir=None if whole_dir else start_dir,
             batch_tokens=batch_tokens,
             devices=_devices(rank, width),
             touch=touch,
         )
         for name in own:
             started = time.monotonic()
-            done[name] = _compute_file(model, pack_dir / name, out_dir, kind=pack.kind)
+            path = pack_dir / name if len(packs) > 1 else pack_dir / directories[0] / name
+            done[name] = _compute_file(model, path, out_dir, of=name, kind=kind)
             replace(manifest, files=tuple(done.values())).write(out_dir, name=partial_name(rank))
             log.info("%s: %d rows in %.1f s", name, done[name].num_rows, time.monotonic() - started)
         model.close()
@@ -184,19 +198,19 @@ def _devices(rank: int, width: int) -> list[Any]:
     return [torch.device("cuda", rank + i) for i in range(width)] if torch.cuda.is_available() else [torch.device("cpu")]
 
 
-def _adapter_digest(adapter_dir: Path) -> str:
-    """Returns the digest of the adapter's manifest after verifying its files; optimizer states may be missing."""
+def _manifest_digest(directory: Path, only: Sequence[str]) -> str:
+    """Returns the digest of the manifest of an adapter or a model after verifying `only` these of its files, or all."""
     try:
-        listed = json.loads((adapter_dir / MANIFEST).read_bytes())["files"]
-        for name in ADAPTER_FILES:
-            if sha256_of(adapter_dir / name) != listed[name]["sha256"]:
-                raise BadInput(f"{adapter_dir / name} does not match its manifest; fetch the adapter again")
+        listed = json.loads((directory / MANIFEST).read_bytes())["files"]
+        for name in only or listed:
+            if sha256_of(directory / name) != listed[name]["sha256"]:
+                raise BadInput(f"{directory / name} does not match its manifest; fetch it again")
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{adapter_dir} has no complete adapter with a manifest ({e!r}); fetch it again") from e
-    return sha256_of(adapter_dir / MANIFEST)
+        raise BadInput(f"{directory} has no complete adapter or model with a manifest ({e!r}); fetch it again") from e
+    return sha256_of(directory / MANIFEST)
 
 
-def _compute_file(model: Model, path: Path, out_dir: Path, *, kind: str) -> ReferenceFile:
+def _compute_file(model: Model, path: Path, out_dir: Path, *, of: str, kind: str) -> ReferenceFile:
     table = pq.read_table(path)
     rows, sides = table["row"].to_numpy(), SIDES[kind]
     ids = [array for prefix in sides.values() for array in _arrays(table, f"{prefix}input_ids")]
@@ -207,7 +221,7 @@ def _compute_file(model: Model, path: Path, out_dir: Path, *, kind: str) -> Refe
         row = int(np.tile(rows, len(sides))[int(bad.argmax())])
         raise BadInput(f"{path.name}, row {row}: the base model gives a log-probability that is not finite; use precision fp32 or bf16")
     columns = dict(zip(sides, logps.reshape(len(sides), len(rows)), strict=True))
-    return write_logps(out_dir, path.name, {"row": rows, **columns}, kind=kind)
+    return write_logps(out_dir, of, {"row": rows, **columns}, kind=kind)
 
 
 def _arrays(table: pa.Table, column: str) -> list[NDArray[np.int32]]:

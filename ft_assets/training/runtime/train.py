@@ -27,7 +27,7 @@ from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.loop import Loop, RunState
 from ft_assets.training.runtime.model import pissa, precision
 from ft_assets.training.runtime.model.compilation import compile_blocks
-from ft_assets.training.runtime.model.weights import choice_of_attention, load_base, require_finite, start_warm
+from ft_assets.training.runtime.model.weights import choice_of_attention, load_base, require_finite, start_warm, whole_start
 from ft_assets.training.runtime.objectives import Ingredients, Objective
 from ft_assets.training.runtime.pack_loader import Pack
 from ft_assets.training.runtime.parallel import Strategy, checkpoint_exchange, split_windows
@@ -124,7 +124,9 @@ def build_objective(
     """Builds the method's objective over the loaded base model, with the initial weights. `context`: ranks that share windows with this
     one."""
     spec, device = run_file.spec, strategy.device
-    base, tokenizer = load_base(run_file.base_model_dir, spec, device=device, load_part=strategy.load_part, context=context)
+    base, tokenizer = load_base(
+        run_file.base_model_dir, spec, device=device, load_part=strategy.load_part, context=context, weights_dir=whole_start(run_file)
+    )
     module, _, name = methods.get(spec.method).objective.partition(":")
     build = getattr(importlib.import_module(module), name)
     set_seed(spec.seed)  # seeds the adapter's initial weights

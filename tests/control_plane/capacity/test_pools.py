@@ -41,7 +41,7 @@ def test_a_file_says_nodes_by_count_and_by_name() -> None:
     ("change", "says"),
     [
         ({"gpu_type": "h1000"}, r"pools\[0\].gpu_type is 'h1000'; use one of h100-80gb, h200-141gb, local"),
-        ({"takes": ["lora", "qlora"]}, r"takes\[1\] is 'qlora': input should be 'lora', 'large' or 'full'"),
+        ({"takes": ["lora", "qlora"]}, r"takes\[1\] is 'qlora': input should be 'lora', 'large', 'full' or 'evaluation'"),
         ({"packing": "loose"}, "packing is 'loose': input should be 'dense' or 'whole_node'"),
         ({"pricing": "cheap"}, "pricing is 'cheap': input should be 'on_demand', 'spot' or 'reserved'"),
         ({"reserved_gpus": 17}, r"pools\[0\].reserved_gpus is 17, and its nodes have 16 GPUs"),
@@ -61,6 +61,21 @@ def test_a_file_says_nodes_by_count_and_by_name() -> None:
 def test_what_is_wrong_in_a_file_is_told_with_its_place(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         read(SMALL | change)
+
+
+def test_evaluations_have_a_class_of_their_own_once_a_pool_names_it() -> None:
+    judging = {"name": "judging", "gpu_type": "h200-141gb", "takes": ["evaluation"], "nodes": [{"count": 1, "gpus": 2}]}
+    small, wide, own = read(SMALL, WIDE, judging)
+    assert [pools.evaluation_class(given, "lora") for given in ((small, wide), (small, wide, own))] == ["lora", "evaluation"]
+    assert pools.taking((small, wide, own), "evaluation") == [own]
+    assert not any(pool.accepts("evaluation") for pool in (small, wide)) and not own.accepts("lora")
+    everything = {key: value for key, value in SMALL.items() if key != "takes"}
+    with pytest.raises(ValueError, match=r"small \(h100-80gb\) and judging \(h200-141gb\) both take class evaluation"):
+        read(everything, judging)
+    assert len(read(everything, {**judging, "gpu_type": "h100-80gb"})) == 2
+    with pytest.raises(ValueError, match="class evaluation is taken by spot pool judging alone"):
+        read(SMALL, {**judging, "pricing": "spot"})
+    assert len(read({**everything, "name": "all", "nodes": [{"count": 1, "gpus": 1}]}, {**SMALL, "pricing": "spot"})) == 2
 
 
 def test_pools_of_one_class_have_gpus_of_one_type() -> None:

@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import dagster as dg
 import psutil
 import pytest
 import sqlalchemy as sa
+import yaml
 
 from agent.messages import MILESTONE, Commit, Exit, Heartbeat, Notice, WriteRequest
 from control_plane.attempts import agents
 from control_plane.attempts.tables import agents as agents_table
 from control_plane.attempts.tables import checkpoints
+from control_plane.billing import ledger
 from control_plane.billing.tables import ledger_entries, meter_events
 from control_plane.evaluations import evaluation_workload as workloads
 from control_plane.jobs.service import cancel
@@ -33,7 +36,9 @@ from ft_assets import layout
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import Conflict, Forbidden, FtError, IntegrityError, InvalidRequest, NotAdmitted
 from ft_assets.evals import step
+from ft_assets.evals.assets import eval_report
 from ft_assets.evals.run import run_file
+from ft_assets.platform_resource import PlatformResource
 from tests.ft_assets.evals.suites.test_task_files import write_suite
 from tests.support.jobs.evaluated_jobs import evaluating_job
 from tests.support.jobs.followed_evaluations import Following, following, out_dir
@@ -114,6 +119,30 @@ def test_the_report_is_of_the_result_and_what_the_process_did_is_told_once(job: 
     assert job.evaluate() == evaluated, "a step that is replaced makes the same report again"
     assert (len(job.pids()), job.events()) == (1, ["evaluation_started", "evaluation_progress"])
     assert job.outcomes() == ["succeeded"]
+
+
+def test_a_report_is_materialized_with_its_tables_cost_and_links(
+    job: Evaluated, real_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.tell(GO)
+    evaluated = job.evaluate()
+    models = tmp_path / "models.yaml"
+    models.write_text(yaml.safe_dump({"models": [{"id": "tiny-base", "path": str(real_base), "license": "Apache-2.0"}]}))
+    settings = job.platform.settings
+    for name, value in (("HOME", str(settings.home)), ("DATABASE_URL", settings.database_url), ("BASE_MODELS", str(models))):
+        monkeypatch.setenv(f"FT_{name}", value)
+    partition = f"{job.tenant}:{job.id}"
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("jobs", [partition])
+        result = dg.materialize([eval_report], instance=instance, partition_key=partition, resources={"platform": PlatformResource()})
+    (made,) = result.asset_materializations_for_node("eval_report")
+    seen = {name: value.value for name, value in made.metadata.items()}
+    assert [record.data["metric"] for record in seen["score_table"].records] == [score.metric for score in evaluated.report.scores]
+    assert {record.data["rule"] for record in seen["gate_table"].records} == {finding.rule for finding in evaluated.verdict.findings}
+    assert seen["cost_usd"] == ledger.cost_of_job(job.platform, job.id) / 1e6 > 0
+    assert seen["runs_of_job"].endswith(job.id)
+    assert seen["made_from_checkpoint"].startswith("/assets/checkpoint?partition=")
+    assert seen["samples"].endswith("samples.jsonl")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -21,10 +22,11 @@ from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
+from control_plane.tenants.tables import tenants as tenants_table
 from ft_assets import layout
 from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotFound
 from ft_assets.training.spec import LoraSettings
-from tests.support.jobs.finished_job import finish, put_checkpoint, rewrite
+from tests.support.jobs.finished_job import finish, prepare, put_checkpoint, rewrite
 from tests.support.platform.database_roles import as_owner
 
 Submit = Callable[..., Job]
@@ -148,8 +150,7 @@ def test_a_job_without_an_adapter_says_what_state_it_is_in(submit: Submit) -> No
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"type": "full_model"}, "only LoRA"),
-        ({"base_model": "old-base"}, "old-base, not of tiny-base"),
+        ({"base_model": "old-base"}, "old-base, not on tiny-base"),
         ({"base_digest": "f" * 64}, "digest ffff"),
         ({"stage": "archived"}, "deleted"),
     ],
@@ -168,6 +169,61 @@ def test_a_full_parameter_job_starts_from_no_adapter(platform: Platform, tenant:
     body = {"model": "tiny-base", "training_file": "f", "method": "full", "warm_start": trained["adapter"]}
     with pytest.raises(InvalidRequest, match="full-parameter"):
         warm_starts.on_base(platform, tenant.id, JobRequest.from_body(body))
+
+
+@pytest.fixture
+def whole(platform: Platform, tenant: Tenant, trained: dict[str, str]) -> str:
+    """Name of a whole model in the registry, with its files; `trained` names it from then on."""
+    prefix = layout.adapter_prefix(tenant.id, trained["adapter"])
+    files = {"config.json": b"{}", "model-00001-of-00002.safetensors": b"one", "model-00002-of-00002.safetensors": b"two"}
+    listed = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
+    manifest = json.dumps({"format": 1, "files": listed}).encode()
+    for name, data in {**files, "manifest.json": manifest}.items():
+        platform.objects.put_bytes(f"{prefix}/{name}", data)
+    row = {"type": "full_model", "manifest_sha256": hashlib.sha256(manifest).hexdigest(), "rank": None, "alpha": None, "modules": None}
+    with as_owner(platform).begin() as conn:
+        rewrite(conn, adapters.c.id == trained["adapter"], **row)
+        conn.execute(sa.update(tenants_table).where(tenants_table.c.id == tenant.id).values(tier="premium"))
+    return trained["name"]
+
+
+@pytest.mark.parametrize(("reference", "method"), [("adapter", "full"), ("name", {"type": "cpt"}), ("job", "full")])
+def test_a_full_parameter_job_starts_from_a_whole_model_by_any_of_its_names(
+    platform: Platform, tenant: Tenant, submit: Submit, trained: dict[str, str], whole: str, reference: str, method: Any
+) -> None:
+    if reference == "name":
+        body = {"model": whole, "training_file": "f", "method": method, "adapter": "full"}
+        requested, start = warm_starts.on_base(platform, tenant.id, JobRequest.from_body(body))
+        assert requested.model == "tiny-base"
+    else:
+        start = submit(warm_start=trained[reference], method=method).warm_start
+    assert start is not None
+    assert (start.adapter, start.adapter_id, start.whole) == (whole, trained["adapter"], True)
+    spec = warm_starts.spec_of(start)
+    assert spec is not None
+    files = warm_start_input(platform, tenant.id, spec, whole=True).files
+    assert sorted(file.path for file in files) == [
+        "config.json", "manifest.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    ]  # fmt: skip
+
+
+def test_a_whole_model_is_refused_to_adapter_jobs_and_without_its_files(
+    platform: Platform, tenant: Tenant, submit: Submit, trained: dict[str, str], whole: str
+) -> None:
+    for fields in ({"warm_start": whole}, {"model": whole}, {"warm_start": trained["job"], "method": "qlora"}):
+        error = refused(submit, **fields)
+        assert error.code == "warm_start_mismatch"
+        assert "set adapter to full" in error.message
+    platform.objects.delete(f"{layout.adapter_prefix(tenant.id, trained['adapter'])}/config.json")
+    assert refused(submit, warm_start=whole, method="full").code == "warm_start_not_found"
+
+
+def test_a_checkpoint_of_a_full_parameter_job_is_refused_and_its_model_is_named(platform: Platform, tenant: Tenant, submit: Submit) -> None:
+    job_id = submit().id
+    prepare(platform, tenant.id, job_id, adapter="full", lora=None)
+    error = refused(submit, warm_start=put_checkpoint(platform, tenant.id, job_id, step=5), method="full")
+    assert error.code == "warm_start_mismatch"
+    assert error.message.endswith(f"can be started from: {job_id}")
 
 
 def test_a_checkpoint_that_is_not_kept_any_more_is_refused(platform: Platform, submit: Submit, trained: dict[str, str]) -> None:

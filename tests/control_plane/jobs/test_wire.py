@@ -279,7 +279,6 @@ def test_a_mixture_is_submitted_with_openais_client(
         ([{"file": other, "weight": "2"}], {}, "invalid_type", "training_files.0.weight"),
         ([{"file": other, "share": 2}], {}, "invalid_training_files", "training_files[0].share"),
         ([{"file": other, "note": None}], {}, "invalid_training_files", "training_files[0].note"),
-        (mixed, {"method": {"type": "dpo"}}, "invalid_training_files", "training_files"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
             create(files, **fields)

@@ -31,6 +31,32 @@ def queue(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., 
     return queued(new_platform(local_gpus="1"), write_chat_rows)
 
 
+APART = """
+pools:
+  - {name: training, gpu_type: local, takes: [lora, large, full], nodes: [{name: a, gpus: 1}]}
+  - {name: judging, gpu_type: local, takes: [evaluation], nodes: [{name: b, gpus: 1}]}
+"""
+
+
+def test_evaluations_run_in_the_pool_that_takes_them_and_trainings_do_not(
+    new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "pools.yaml").write_text(APART)
+    queue = queued(new_platform(pools=str(tmp_path / "pools.yaml")), write_chat_rows)
+    tenant = queue.tenant()
+    first = trained(queue, tenant)
+    others = [queue.job(tenant) for _ in range(2)]
+    queue.round()
+    r = reservations.c
+    with queue.platform.engine.connect() as conn:
+        found = {row.kind: (row.job_id, row.pool) for row in conn.execute(sa.select(r).where(r.released_at.is_(None)))}
+    assert found[Kind.EVALUATE] == (first, "judging")
+    assert found[Kind.TRAIN][0] in others and found[Kind.TRAIN][1] == "training", "beside the evaluation"
+    end(queue, claim(queue, tenant, first))
+    queue.round()
+    assert [kind for _, kind, _ in held(queue)] == [Kind.TRAIN], "the pool of evaluations stays free"
+
+
 def held(queue: Queued) -> list[tuple[str, str, int]]:
     r = reservations.c
     query = sa.select(r.job_id, r.kind, r.attempt).where(r.released_at.is_(None)).order_by(r.job_id)

@@ -66,7 +66,11 @@ def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(platform: Pl
     for shown in ("**valid**", "for training", "data:image/svg+xml", "near_duplicates | warn"):
         assert shown in seen["report"]
     packed = metadata_of(result, tokenized_pack)
+    (row,) = [record.data for record in packed["packs"].records]
+    assert (row["num_examples"], row["rows_per_epoch"], row["fingerprint"]) == (packed["examples"], packed["rows"], packed["fingerprint"])
     assert packed["examples"] > 0
+    assert (packed["cost_usd"], packed["runs_of_job"].endswith(job)) == (0.0, True)
+    assert packed["made_from_dataset"].startswith("/assets/dataset?partition=")
     told = [e.message for e in jobs.list_events(platform, "acme", job).items if e.code == "dataset_progress"]
     assert told, "packing says how far it is"
 

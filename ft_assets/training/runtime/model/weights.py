@@ -39,13 +39,15 @@ def load_base(
     device: torch.device,
     load_part: PartLoader | None = None,
     context: Context | None = None,
+    weights_dir: Path | None = None,
 ) -> tuple[Any, Any]:
     """Loads the frozen or trainable base model and its tokenizer. Safetensors only; no code of the repository is run.
 
     A trainable base is held in float32 and computed in the spec's precision: half-precision weights lose updates smaller than a 256th of
     themselves. A frozen one is held in the spec's precision, or in 4 bits. `load_part` returns it in the parts of sharded ranks, or None.
-    `context`: ranks that share windows with this one.
+    `context`: ranks that share windows with this one. `weights_dir`: a whole model trained from this base, in its place.
     """
+    weights_dir = weights_dir or directory
     dtype = torch.float32 if spec.adapter == "full" else DTYPES[spec.precision]
     options: dict[str, Any] = {}
     if device.type == "cuda" and spec.strategy in ("single", "ddp"):
@@ -57,12 +59,12 @@ def load_base(
         choice = choice_of_attention(spec, device, config)
         _require_splittable(spec, config, choice, device)
         implementation = attention.register(choice, max_seq_len=spec.max_seq_len, context=context)
-        model: Any = None if load_part is None else load_part(directory, dtype=dtype, attention=implementation)
+        model: Any = None if load_part is None else load_part(weights_dir, dtype=dtype, attention=implementation)
         if model is None:
-            model = decoder.load(directory, dtype=dtype, attn_implementation=implementation, **options)
+            model = decoder.load(weights_dir, dtype=dtype, attn_implementation=implementation, **options)
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ImportError, ValueError, SafetensorError) as e:
-        raise BadInput(f"base model {spec.base_model} cannot be loaded from {directory}: {e}", code="base_model_unavailable") from e
+        raise BadInput(f"base model {spec.base_model} cannot be loaded from {weights_dir}: {e}", code="base_model_unavailable") from e
     for part in (model.config, model.config.get_text_config(decoder=True)):
         part.use_cache = False
     decoder.freeze(model, experts=spec.train_experts, router=spec.train_router)
@@ -149,13 +151,20 @@ def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
     )
 
 
+def whole_start(run: RunFile) -> Path | None:
+    """Returns the directory of the whole model that a full-parameter run starts from instead of its base; None if it starts from that.
+
+    Raises ``BadInput`` if the run file lacks what ``spec.warm_start`` names.
+    """
+    if run.spec.warm_start is not None and run.warm_start_dir is None:
+        raise BadInput(f"the spec starts from {run.spec.warm_start.adapter}, but the run file has no warm_start_dir")
+    return run.warm_start_dir if run.spec.warm_start is not None and run.spec.adapter == "full" else None
+
+
 def start_warm(model: Any, run: RunFile) -> None:
     """Loads the weights of ``spec.warm_start`` into the adapter, if there is one; raises ``BadInput`` if they do not fit."""
-    if run.spec.warm_start is None:
-        return
-    if run.warm_start_dir is None:
-        raise BadInput(f"the spec starts from adapter {run.spec.warm_start.adapter}, but the run file has no warm_start_dir")
-    load_weights(model, run.warm_start_dir)
+    if run.spec.warm_start is not None and run.warm_start_dir is not None and run.spec.adapter != "full":
+        load_weights(model, run.warm_start_dir)
 
 
 def hold_trained_in_fp32(model: Any) -> None:

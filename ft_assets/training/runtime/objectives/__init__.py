@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import torch
 
 from ft_assets.training.runtime.pack_loader import Pack
+from ft_assets.training.runtime.parallel import reduce_sum
 from ft_assets.training.runtime.parallel.split_windows import Context
 from ft_assets.training.runtime.run_errors import BadExample
-from ft_assets.training.spec import RunFile, TrainingSpec
+from ft_assets.training.spec import RunFile, Source, TrainingSpec
 
 Batch = dict[str, Any]
 """Tensors on the CPU (the loop moves them) and plain values, by the names that the model or the trainer uses."""
@@ -78,6 +79,33 @@ class Ingredients:
     device: torch.device
     context: Context | None = None
     """Ranks that share windows with this one, if any do."""
+
+
+class LossBySource:
+    """Sums of the loss of each source of a mixture over a step: over all micro-batches, and over all ranks when they are taken."""
+
+    def __init__(self, sources: Sequence[Source], device: torch.device) -> None:
+        self._ids = [source.dataset_id for source in sources]
+        self._device = device
+        self._sums = torch.zeros((2, len(sources)), dtype=torch.float64, device=device)
+
+    def add(self, losses: torch.Tensor, sources: torch.Tensor) -> None:
+        """Counts labeled tokens or rows: `losses` and the number of the source of each, both of shape (counted,)."""
+        losses = losses.detach().double()
+        for to, values in zip(self._sums, (losses, torch.ones_like(losses)), strict=True):
+            # A sum over a mask: adding by index on a GPU comes in any order.
+            to += torch.stack([torch.where(sources == n, values, 0.0).sum() for n in range(len(self._ids))])
+
+    def take(self, *, counted: str) -> dict[str, float]:
+        """Returns the mean loss of each source and its number of `counted`, leaving out sources without any, and begins anew.
+
+        Every rank calls it.
+        """
+        sums = reduce_sum(self._sums.flatten().tolist(), self._device)
+        self._sums.zero_()
+        losses, counts = sums[: len(self._ids)], sums[len(self._ids) :]
+        of = [(id_, loss, n) for id_, loss, n in zip(self._ids, losses, counts, strict=True) if n]
+        return {f"loss/{id_}": loss / n for id_, loss, n in of} | {f"{counted}/{id_}": n for id_, _, n in of}
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:

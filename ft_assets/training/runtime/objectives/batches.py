@@ -6,8 +6,8 @@ would also score the template's line break after an answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -103,6 +103,17 @@ class Judged:
 
 Rows = Pairs | Judged
 """One part of a pack, indexed by row number."""
+
+
+def of_rows(tensors: Mapping[str, Any], chosen: torch.Tensor) -> Batch:
+    """Returns the part of a batch, or of a pass over it, that belongs to some of its rows.
+
+    `chosen`: shape (rows,), true for those. A tensor has one entry per row, or all chosen answers and then all rejected ones.
+    """
+    return {
+        name: value[chosen.repeat(len(value) // len(chosen))] if isinstance(value, torch.Tensor) and value.ndim else value
+        for name, value in tensors.items()
+    }
 
 
 class _Sequences:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -18,11 +19,13 @@ from trl.trainer.utils import add_fused_lm_head
 
 from ft_assets.training import methods
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
-from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet, reference_reader
-from ft_assets.training.runtime.objectives.batches import Pairs, Rows
+from ft_assets.training.runtime.objectives import Batch, Ingredients, LossBySource, blame, moved, quiet, reference_reader
+from ft_assets.training.runtime.objectives.batches import Pairs, Rows, of_rows
 from ft_assets.training.runtime.objectives.preference_self_test import check_padding, check_reference
 from ft_assets.training.runtime.parallel import reduce_sum
 
+SOURCES = "sources"
+"""Key of a batch: the number of each row's source, shape (rows,)."""
 EVALUATED = ("loss", "rewards/accuracies", "rewards/margins")
 """Metrics of validation, if the method has them."""
 
@@ -89,7 +92,7 @@ def parts(given: Ingredients, rows: Callable[..., Rows]) -> dict[str, Any]:
     :class:`Preference`. Reads the pack once."""
     pad, train, held_out = given.tokenizer.pad_token_id or 0, given.pack.train.whole(), given.pack.validation
     needed = methods.get(given.spec.method).needs_reference
-    references = reference_reader.load(given.run, train, held_out) if needed else (None, None)
+    references = reference_reader.load(given.run, given.pack, train) if needed else (None, None)
     return {
         "train": rows(train, references[0], pad=pad),
         "validation": None if held_out is None else rows(held_out, references[1], pad=pad),
@@ -144,9 +147,16 @@ class Preference:
         self._names = methods.get(given.spec.method).metrics
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._counts: defaultdict[str, float] = defaultdict(float)
+        self._sources = given.spec.sources
+        self._by_source = LossBySource(given.spec.sources, given.device) if given.spec.sources else None
+        self._pack_of, self._place = given.pack.train.pack_of, given.pack.train.place
+        self._validation_rows, self._validation_weights = given.pack.validation_rows, given.pack.validation_weights
 
     def collate(self, rows: Sequence[int]) -> Batch:
-        return self._train.collate(rows)
+        batch = self._train.collate(rows)
+        if self._by_source is not None:
+            batch[SOURCES] = torch.tensor([self._pack_of(row) for row in rows])
+        return batch
 
     def weight(self, batch: Batch) -> float:
         return self._train.weight(batch)
@@ -158,48 +168,82 @@ class Preference:
         """Does nothing: the loss of a pair depends on that pair alone."""
 
     def loss(self, model: Any, batch: Batch, *, total_weight: float) -> torch.Tensor:
-        weight = self._train.weight(batch)
-        share: torch.Tensor = self._trainer.compute_loss(model, batch) * (weight / total_weight)
-        for name, (value, count) in self._take_metrics(batch).items():
+        weight, scored = self._train.weight(batch), {name: value for name, value in batch.items() if name != SOURCES}
+        recorded = None if self._by_source is None else Recorded(model)
+        share: torch.Tensor = self._trainer.compute_loss(recorded or model, scored) * (weight / total_weight)
+        for name, (value, count) in self._take_metrics(scored).items():
             self._sums[name] += value * count
             self._counts[name] += count
+        if self._by_source is not None and recorded is not None:
+            self._count_sources(self._by_source, recorded, scored, batch[SOURCES])
         return share
+
+    def _count_sources(self, by_source: LossBySource, recorded: Recorded, batch: Batch, sources: torch.Tensor) -> None:
+        """Counts the loss of each source's rows, from the pass that was already made: every rank makes the same number of passes, whatever
+        its rows."""
+        with torch.no_grad():
+            for source in sorted(set(sources.tolist())):
+                chosen = sources == source
+                loss = self._trainer.compute_loss(recorded.of_rows(chosen), of_rows(batch, chosen))
+                self._take_metrics(batch)
+                by_source.add(loss.expand(int(chosen.sum())), sources[chosen])
 
     def metrics(self) -> Mapping[str, float]:
         """Returns means over the rows of all micro-batches and ranks. Every rank calls it."""
         sums, counts = [self._sums[n] for n in self._names], [self._counts[n] for n in self._names]
         self._sums.clear()
         self._counts.clear()
-        return self.derived(_means(self._names, reduce_sum(sums + counts, self._device)))
+        found = self.derived(_means(self._names, reduce_sum(sums + counts, self._device)))
+        return found if self._by_source is None else found | self._by_source.take(counted="num_rows")
 
     def validate(self, model: Any, *, stop: Callable[[], bool]) -> Mapping[str, float]:
+        """Returns means over the validation rows. Of a mixture also the loss of each source's part, as if it was measured alone, by what an
+        epoch reads of which all means are then weighed, unless a validation file is measured."""
         if self._validation is None:
             return {}
-        names = ("loss", *self._names)
+        names, parts = ("loss", *self._names), self._validation_rows or (self._validation.num_rows,)
         sums, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
-        stop_requested = [False]
-        with quiet(model):
-            self.prepare_step(model, self._micro_batches(self._validation, stop, stop_requested))
-            for batch in self._micro_batches(self._validation, stop, stop_requested):
-                loss = float(self._trainer.compute_loss(model, batch))
-                found = {"loss": (loss, self._validation.weight(batch)), **self._take_metrics(batch)}
-                for name in names:
-                    value, count = found.get(name, (0.0, 0.0))
-                    sums[name] += value * count
-                    counts[name] += count
-        if stop_requested[0]:
-            return {}
+        losses, stop_requested, start = dict[str, float](), [False], 0
+        for number, size in enumerate(parts):
+            rows, start = range(start, start + size), start + size
+            if not rows:
+                continue
+            of_part = self._measured(model, self._validation, rows, names, stop, stop_requested)
+            if stop_requested[0]:
+                return {}
+            scale = self._validation_weights[number] / size if self._validation_weights else 1.0
+            for name, (total, count) in of_part.items():
+                sums[name] += scale * total
+                counts[name] += scale * count
+            if self._validation_weights:
+                losses[f"eval_loss/{self._sources[number].dataset_id}"] = of_part["loss"][0] / of_part["loss"][1]
         means = self.derived(_means(names, [*sums.values(), *counts.values()]))
-        return {f"eval_{name}": means[name] for name in EVALUATED if name in means}
+        return {f"eval_{name}": means[name] for name in EVALUATED if name in means} | losses
 
-    def _micro_batches(self, rows: Rows, stop: Callable[[], bool], stop_requested: list[bool]) -> Iterator[Batch]:
-        """Evaluates all of `rows`; ends early, and sets `stop_requested`, once any rank is asked to stop."""
+    def _measured(
+        self, model: Any, validation: Rows, rows: Sequence[int], names: Sequence[str], stop: Callable[[], bool], stop_requested: list[bool]
+    ) -> dict[str, tuple[float, float]]:
+        """Returns sum and count of each metric over `rows` of the validation part."""
+        found = dict.fromkeys(names, (0.0, 0.0))
+        with quiet(model):
+            self.prepare_step(model, self._micro_batches(validation, rows, stop, stop_requested))
+            for batch in self._micro_batches(validation, rows, stop, stop_requested):
+                loss = float(self._trainer.compute_loss(model, batch))
+                measured = {"loss": (loss, validation.weight(batch)), **self._take_metrics(batch)}
+                for name, (value, count) in measured.items():
+                    found[name] = found[name][0] + value * count, found[name][1] + count
+        return found
+
+    def _micro_batches(
+        self, validation: Rows, rows: Sequence[int], stop: Callable[[], bool], stop_requested: list[bool]
+    ) -> Iterator[Batch]:
+        """Yields all of `rows`; ends early, and sets `stop_requested`, once any rank is asked to stop."""
         size = self._spec.optimization.per_device_batch_size
-        for first in range(0, rows.num_rows, size):
+        for first in range(0, len(rows), size):
             stop_requested[0] = stop_requested[0] or reduce_sum([float(stop())], self._device)[0] > 0
             if stop_requested[0]:
                 return
-            yield self._here(rows.collate(range(first, min(first + size, rows.num_rows))))
+            yield self._here(validation.collate(rows[first : first + size]))
 
     def self_test(self, model: Any) -> Mapping[str, float]:
         """Verifies that padding does not change a sequence, and that the reference belongs to this model."""
@@ -211,11 +255,11 @@ class Preference:
 
     def blame(self, model: Any, rows: Sequence[int]) -> None:
         def is_finite(row: int) -> bool:
-            batch = self._here(self.collate([row]))
+            batch = self._here(self._train.collate([row]))
             self.prepare_step(model, [batch])
             return bool(torch.isfinite(self._trainer.compute_loss(model, batch)))
 
-        blame(rows, is_finite, what="row", remedy="remove it", place=lambda row: ("", row))
+        blame(rows, is_finite, what="row", remedy="remove it", place=self._place)
 
     def counted(self, name: str, batch: Batch) -> float:
         """Returns the number of rows of `batch` that the mean of metric `name` covers."""
@@ -236,6 +280,23 @@ class Preference:
 
     def _here(self, batch: Batch) -> Batch:
         return moved(batch, self._device)
+
+
+class Recorded:
+    """Passes a batch through `model` and keeps what came out, from which the loss of some of its rows follows without another pass."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._out: Any = None
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        self._out = self._model(*args, **inputs)
+        return self._out
+
+    def of_rows(self, chosen: torch.Tensor) -> Callable[..., Any]:
+        """Returns a model whose answer is the kept one for the `chosen` rows: shape (rows,)."""
+        kept = SimpleNamespace(**of_rows({name: value for name, value in self._out.items() if isinstance(value, torch.Tensor)}, chosen))
+        return lambda *_, **__: kept
 
 
 def _means(names: Sequence[str], sums_then_counts: Sequence[float]) -> dict[str, float]:

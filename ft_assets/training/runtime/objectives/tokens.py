@@ -23,12 +23,11 @@ from ft_assets.training.model_shapes import max_packed_len
 from ft_assets.training.runtime.model import attention, decoder
 from ft_assets.training.runtime.model.embedding_noise import EmbeddingNoise, example_lengths
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
-from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet, token_logps
+from ft_assets.training.runtime.objectives import Batch, Ingredients, LossBySource, blame, moved, quiet, token_logps
 from ft_assets.training.runtime.pack_loader import Shards, values_and_offsets
 from ft_assets.training.runtime.parallel import reduce_sum
 from ft_assets.training.runtime.run_errors import PackingRefused
 from ft_assets.training.runtime.self_test import Window, check_packing, choose_windows, plain_loss
-from ft_assets.training.spec import Source
 
 SELF_TEST_WINDOWS = 2
 MAX_SELF_TEST_SEARCH = 64
@@ -91,7 +90,7 @@ class Tokens:
         self._by_source = LossBySource(given.spec.sources, given.device) if given.spec.sources else None
         self._pack_of, self._place = given.pack.train.pack_of, given.pack.train.place
         self._validation_packs = np.repeat(np.arange(len(given.pack.validation_rows)), given.pack.validation_rows)
-        self._trained_tokens = given.pack.trained_tokens
+        self._validation_weights = given.pack.validation_weights
 
     def collate(self, rows: Sequence[int]) -> Batch:
         windows = [self._train.window(r) for r in rows]
@@ -122,7 +121,7 @@ class Tokens:
         self._correct += scores["correct"]
         self._labelled += len(scores["log_probs"])
         if self._by_source is not None:
-            self._by_source.add(scores["log_probs"], batch["sources"])
+            self._by_source.add(-scores["log_probs"], batch["sources"])
         share = -scores["log_probs"].sum() / max(total_weight, 1.0)
         if "balance" in scores:
             share = share + scores["balance"] * (self.weight(batch) / max(total_weight, 1.0))
@@ -133,7 +132,7 @@ class Tokens:
         found = {"mean_token_accuracy": correct / labelled if labelled else 0.0, "num_trained_tokens": labelled}
         self._correct.zero_()
         self._labelled = 0
-        return found if self._by_source is None else found | self._by_source.take("loss")
+        return found if self._by_source is None else found | self._by_source.take(counted="num_trained_tokens")
 
     def validate(self, model: Any, *, stop: Callable[[], bool]) -> Mapping[str, float]:
         """Returns the mean loss per labeled token and its perplexity, one window at a time and without dropout.
@@ -143,7 +142,7 @@ class Tokens:
         """
         if self._validation is None:
             return {}
-        by_source = bool(self._trained_tokens)
+        by_source = bool(self._validation_weights)
         sums = np.zeros((len(self._spec.sources) if by_source else 1, 2))
         with quiet(model):
             for row in range(self._validation.num_rows):
@@ -155,7 +154,7 @@ class Tokens:
         if self._context is not None:
             sums = self._context.sum(torch.from_numpy(sums).to(self._device)).cpu().numpy()
         means = [loss / n if n else None for loss, n in sums.tolist()]
-        weighed = [(mean, weight) for mean, weight in zip(means, self._trained_tokens or (1.0,), strict=True) if mean is not None]
+        weighed = [(mean, weight) for mean, weight in zip(means, self._validation_weights or (1.0,), strict=True) if mean is not None]
         if not weighed:
             return {}
         loss = sum(mean * weight for mean, weight in weighed) / sum(weight for _, weight in weighed)
@@ -220,33 +219,6 @@ class Tokens:
     def _plain_loss(self, model: Any, ids: NDArray[np.int32], positions: NDArray[np.int64]) -> float:
         with attention.reference(self.model):
             return plain_loss(model, ids, positions, self._device)
-
-
-class LossBySource:
-    """Sums of the loss of each source of a mixture over a step: over all micro-batches, and over all ranks when they are taken."""
-
-    def __init__(self, sources: Sequence[Source], device: torch.device) -> None:
-        self._ids = [source.dataset_id for source in sources]
-        self._device = device
-        self._sums = torch.zeros((2, len(sources)), dtype=torch.float64, device=device)
-
-    def add(self, log_probs: torch.Tensor, sources: torch.Tensor) -> None:
-        """Counts labeled tokens: `log_probs` and the number of the source of each, both of shape (labeled,)."""
-        losses = -log_probs.detach().double()
-        for to, values in zip(self._sums, (losses, torch.ones_like(losses)), strict=True):
-            # A sum over a mask: adding by index on a GPU comes in any order.
-            to += torch.stack([torch.where(sources == n, values, 0.0).sum() for n in range(len(self._ids))])
-
-    def take(self, name: str) -> dict[str, float]:
-        """Returns the mean over the labeled tokens of each source and their number, leaving out sources without any, and begins anew.
-
-        Every rank calls it.
-        """
-        sums = reduce_sum(self._sums.flatten().tolist(), self._device)
-        self._sums.zero_()
-        losses, counts = sums[: len(self._ids)], sums[len(self._ids) :]
-        of = [(id_, loss, n) for id_, loss, n in zip(self._ids, losses, counts, strict=True) if n]
-        return {f"{name}/{id_}": loss / n for id_, loss, n in of} | {f"num_trained_tokens/{id_}": n for id_, _, n in of}
 
 
 def num_scored(window: Window) -> int:

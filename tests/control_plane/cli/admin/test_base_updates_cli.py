@@ -52,10 +52,13 @@ def test_an_operator_updates_a_base_under_an_adapter_in_production(
     assert f"ft admin models evaluate {MODEL}" in blocked.err
     assert "base_update_blocked" in blocked.err
     assert name in blocked.out
-    assert "not evaluated" in blocked.out
+    assert "running" in blocked.out
+    with platform.engine.connect() as conn:
+        (started,) = conn.execute(sa.select(table.c.id).where(table.c.base_model == MODEL)).scalars()
+    assert admin("update", MODEL, "--apply", "--json").code == 1
     (ordered,) = admin("evaluate", MODEL, "--json").json["adapters"]
-    assert ordered["state"] == "running"
-    pass_all(platform, ordered["evaluation_id"])
+    assert (ordered["state"], ordered["evaluation_id"]) == ("running", started), "the update started it, once"
+    pass_all(platform, started)
     done = admin("update", MODEL, "--apply")
     assert done.code == 0, done.err
     assert "ft down && ft up" in done.err

@@ -251,7 +251,37 @@ def test_rows_read_too_often_are_warned_of(platform: Platform, tenant: str, two:
     assert warned.startswith(f"{small}: its rows are read 20 times over all epochs")
 
 
-def test_unknown_files_equal_files_and_other_methods_are_refused(
+def pairs(topic: str, count: int) -> list[dict[str, Any]]:
+    return [
+        {"prompt": row["messages"][0]["content"], "chosen": row["messages"][1]["content"], "rejected": f"no {topic} at {n}"}
+        for n, row in enumerate(rows(topic, count))
+    ]
+
+
+def test_preference_files_are_mixed_and_one_reference_serves_every_ratio(platform: Platform, tenant: str, tmp_path: Path) -> None:
+    large, small = (
+        upload(platform, tenant, pairs(topic, count), tmp_path / f"{topic}.jsonl") for topic, count in (("rivers", 120), ("stars", 30))
+    )
+    packed: list[step.Packed] = []
+    for weights in ((1, 1), (3, 1)):
+        files = ({"file": file, "weight": weight} for file, weight in zip((large, small), weights, strict=True))
+        packed.append(prepared(platform, tenant, request(*files, method="dpo"))[1])
+    assert [pack.manifest.kind for pack in packed] == ["pairs", "pairs"]
+    assert all(len(pack.sources) == 2 for pack in packed) and packed[0].sources != packed[1].sources
+    references = [pack.reference for pack in packed]
+    assert references[0] is not None and references[1] is not None and references[0].key == references[1].key
+    _, alone = prepared(platform, tenant, request({"file": large}, method="dpo"))
+    assert alone.reference is not None and alone.reference.key != references[0].key
+    single = JobRequest.from_body({**alone_settings(), "training_file": large, "method": "dpo"})
+    _, one = prepared(platform, tenant, single)
+    assert one.reference is not None and one.reference.key == alone.reference.key, "of the same pack"
+
+
+def alone_settings() -> dict[str, Any]:
+    return {"model": "tiny", "seed": 6, "hyperparameters": {"rank": 8, "n_epochs": 1, "max_seq_len": 64, "batch_size": 4}}
+
+
+def test_unknown_files_equal_files_and_other_formats_are_refused(
     platform: Platform, tenant: str, two: tuple[str, str], tmp_path: Path
 ) -> None:
     large, small = two
@@ -280,8 +310,9 @@ def test_unknown_files_equal_files_and_other_methods_are_refused(
         with pytest.raises(InvalidDataset) as short:
             refuse()
         assert (short.value.code, short.value.param) == ("invalid_training_file", "training_files[1].file")
-    with pytest.raises(InvalidRequest, match="method dpo trains on one file"):
-        request({"file": large}, {"file": small}, method="dpo")
+    with pytest.raises(InvalidRequest, match="holds chat rows, which method dpo cannot train on") as of_another_format:
+        jobs.submit(platform, tenant, request({"file": large}, {"file": small}, method="dpo"))
+    assert of_another_format.value.param == "training_files[0].file"
     with pytest.raises(InvalidRequest, match="were both given"):
         request({"file": large}, training_file=small)
 

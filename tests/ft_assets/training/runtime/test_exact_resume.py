@@ -12,7 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
-from ft_assets.training.spec import EarlyStopping, LoraSettings, Quantization, RunFile, TrainingSpec  # noqa: E402
+from ft_assets.training.checkpoints import committed, read_manifest  # noqa: E402
+from ft_assets.training.spec import CheckpointPolicy, EarlyStopping, LoraSettings, Quantization, RunFile, TrainingSpec  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
 from tests.ft_assets.training.runtime.objectives.preference_runs import Site  # noqa: E402
@@ -161,6 +162,24 @@ def test_half_the_batch_goes_on_where_the_whole_one_stopped(files: tuple[Path, P
     assert retried.details[-1]["resumed_from"] is not None
     ours, theirs = ([line["loss"] for line in t.lines() if "loss" in line] for t in (retried, reference))
     assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_a_checkpoint_that_only_the_clock_makes_due_is_not_validated(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Early stopping and the metrics are those of a run on a machine of any speed."""
+    early = changed({"early_stopping": EarlyStopping(patience=50)}, checkpoint=CheckpointPolicy(every_steps=3, every_s=600, keep_last=50))
+    slow = replace(early, checkpoint=replace(early.checkpoint, every_s=1e-9))
+    runs = []
+    for name, spec in (("fast", early), ("slow", slow)):
+        run = Training(run_file=RunFile(spec=spec, attempt=1, base_model_dir=files[0], pack_dir=files[1], work_dir=tmp_path / name))
+        assert run.attempt()
+        runs.append(run)
+    fast, other = runs
+    assert other.trajectory() == fast.trajectory() and other.final() == fast.final()
+    saved = {read_manifest(path).step: read_manifest(path).metrics for path in committed(tmp_path / "slow" / "checkpoints")}
+    assert set(saved) > {read_manifest(path).step for path in committed(tmp_path / "fast" / "checkpoints")}
+    last = max(saved)
+    assert {step for step, metrics in saved.items() if "eval_loss" in metrics} == {*range(3, last + 1, 3), last}
+    assert all("loss" in metrics for metrics in saved.values())
 
 
 def test_a_started_epoch_is_not_replayed(files: tuple[Path, Path], tmp_path: Path) -> None:

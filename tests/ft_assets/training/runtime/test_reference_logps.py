@@ -336,7 +336,7 @@ def test_with_a_warm_start_the_reference_is_the_adapter_on_the_base(pack: Path, 
 
     adapter = adapter_on(base, tmp_path / "adapter")
     digest = hashlib.sha256((adapter / "manifest.json").read_bytes()).hexdigest()
-    manifest = compute(pack, base, tmp_path / "out", adapter_dir=adapter)
+    manifest = compute(pack, base, tmp_path / "out", start_dir=adapter)
     assert manifest.adapter == digest
     assert manifest.key == reference_key(manifest.pack_fingerprint, "d", "fp32", "sdpa", adapter=digest)
     adapted = PeftModel.from_pretrained(model_of(base), str(adapter)).eval()
@@ -346,7 +346,21 @@ def test_with_a_warm_start_the_reference_is_the_adapter_on_the_base(pack: Path, 
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     with pytest.raises(BadInput, match="does not match its manifest"):
-        compute(pack, base, tmp_path / "other", adapter_dir=adapter)
+        compute(pack, base, tmp_path / "other", start_dir=adapter)
     (adapter / "manifest.json").unlink()
     with pytest.raises(BadInput, match="has no complete adapter"):
-        compute(pack, base, tmp_path / "other", adapter_dir=adapter)
+        compute(pack, base, tmp_path / "other", start_dir=adapter)
+
+
+def test_with_a_whole_model_to_start_from_the_reference_is_that_model(pack: Path, base: Path, whole: Path, tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "model", seed=7)
+    listed = {p.name: {"sha256": hashlib.sha256(p.read_bytes()).hexdigest()} for p in model.iterdir()}
+    (model / "manifest.json").write_text(json.dumps({"format": 1, "files": listed}))
+    manifest = compute(pack, base, tmp_path / "out", start_dir=model)
+    assert manifest.adapter == hashlib.sha256((model / "manifest.json").read_bytes()).hexdigest()
+    plain = plain_logps(model_of(model), pairs_of(pack)[1], ("chosen_", "rejected_"))
+    assert np.abs(plain - found(whole, pack)).max() > 1, "another model than the base"
+    np.testing.assert_allclose(found(tmp_path / "out", pack), plain, atol=1e-3, rtol=1e-5)
+    (model / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(BadInput, match=r"model\.safetensors does not match its manifest"):
+        compute(pack, base, tmp_path / "other", start_dir=model)

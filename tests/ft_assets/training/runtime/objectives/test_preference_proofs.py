@@ -105,11 +105,11 @@ def test_a_reference_under_another_name_is_refused(site: Site) -> None:
     from tests.support.models.tiny_model import VOCAB
 
     pack = pack_loader.load(run.pack_dir, run.spec, vocab_size=VOCAB)
-    rows = pack.train.whole(), pack.validation
-    assert reference_reader.load(run, *rows)[0].num_rows == pack.train.num_rows
+    rows = pack.train.whole()
+    assert reference_reader.load(run, pack, rows)[0].num_rows == pack.train.num_rows
     for words, changes in cases:
         with pytest.raises(BadInput, match=words):
-            reference_reader.load(replace(run, spec=replace(run.spec, **changes)), *rows)
+            reference_reader.load(replace(run, spec=replace(run.spec, **changes)), pack, rows)
 
 
 @pytest.mark.parametrize("method", METHODS)
