@@ -28,6 +28,8 @@ KNOWN = Path(__file__).with_name("known_models.yaml")
 DEFAULTS = Path(__file__).with_name("config_defaults.yaml")
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 CONFIG_FILES = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+"""Files that text becomes token ids by; not every model has all of them."""
 CHANGED = "base_model_changed"
 """Error code for bytes that are not the pinned ones: the platform's fault, and final for callers that were promised the pinned ones."""
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
@@ -19,6 +19,7 @@ from control_plane.http import forms, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
 from control_plane.platform.pagination import Page
+from control_plane.platform.transfer import zipped
 from ft_assets.storable_text import check_storable
 
 datasets_router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
@@ -149,6 +150,15 @@ def _required(fields: Mapping[str, str], name: str) -> str:
 def list_suites(platform: PlatformDep, tenant: Reader) -> Page[Suite]:
     """List the suites that your files are checked against: those that ship with the platform, the operator's, and your own."""
     return Page(items=suites.list_suites(platform, tenant), has_more=False)
+
+
+@suites_router.get("/index", summary="Download the index of contamination lists", response_class=StreamingResponse)
+def index(platform: PlatformDep, tenant: Reader) -> StreamingResponse:
+    """Download the hashes that your files are compared with, as a ZIP archive, to check a file before you upload it.
+
+    `ft check` does so. The hashes are of 13 words each and contain no text. The first call after a list was added or removed builds them.
+    """
+    return StreamingResponse(zipped(suites.index_files(platform, tenant)), media_type="application/zip")
 
 
 @suites_router.delete("/{name}", summary="Remove an evaluation suite")

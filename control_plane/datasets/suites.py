@@ -213,6 +213,11 @@ def index_directory(platform: Platform, tenant: str) -> Path:
         return _index(platform, tenant)
 
 
+def index_files(platform: Platform, tenant: str) -> Sequence[Path]:
+    """Return the files of that index, with which a client compares rows by itself: hashes, without any text."""
+    return [path for path in sorted(index_directory(platform, tenant).iterdir()) if path.suffix in (".json", ".npy")]
+
+
 def is_indexed(platform: Platform, tenant: str) -> bool:
     """Whether :func:`index_directory` has nothing to build or fetch."""
     rows = list_suites(platform, tenant)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from pathlib import Path
 from typing import Literal
 
 import sqlalchemy as sa
@@ -16,7 +17,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
 from control_plane.serving import model_routes
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord
-from ft_assets.errors import FtError, InvalidRequest, NotFound
+from ft_assets.base_models import TOKENIZER_FILES
+from ft_assets.errors import FtError, InvalidRequest, NotFound, Unavailable
 
 BASE, ROUTE = "base_model", "model_route"
 TYPES = (BASE, LORA, FULL, ROUTE)
@@ -89,6 +91,15 @@ def get(platform: Platform, tenant: str, model: str) -> Model:
             f"model {model[:120]!r} does not exist; list what you can use with GET /v1/models", code="model_not_found", param="model"
         )
     return _adapter_model(record)
+
+
+def tokenizer_files(platform: Platform, model: str) -> Sequence[Path]:
+    """Return the files of a base model's tokenizer and chat template, with which a client checks and previews rows by itself."""
+    base = platform.models.get(model)
+    found = [path for name in TOKENIZER_FILES if base.directory is not None and (path := base.directory / name).is_file()]
+    if not found:
+        raise Unavailable(f"base model {model} has no files on this platform", code="base_model_unavailable")
+    return found
 
 
 def _base_model(platform: Platform, name: str) -> Model:

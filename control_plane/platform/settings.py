@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
@@ -163,6 +163,9 @@ class Settings:
     """``FT_OIDC_GROUPS_CLAIM``: claim with the groups of a person. Default ``groups``."""
     release_policy: str = "tenant"
     """``FT_RELEASE_POLICY``: who may release a model that did not pass its gate: ``tenant`` (its admins, and operators) or ``operator``."""
+    safety_policy: Literal["allow", "block"] = "allow"
+    """``FT_SAFETY_POLICY``: whether a model passes its gate whose safety was not judged, as its base refuses too little: ``allow``, with
+    a warning, or ``block``."""
     console_sign_in: str = "any"
     """``FT_CONSOLE_SIGN_IN``: ``any``, or ``oidc``: keys open the API and no longer the console. Default ``any``."""
     metrics_token: str = field(default="", repr=False)
@@ -267,6 +270,8 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     made = Settings(**given)
     if bool(made.oidc_issuer) != bool(made.oidc_client_id) or (made.console_sign_in == "oidc" and not made.oidc_issuer):
         raise ValueError("set FT_OIDC_ISSUER and FT_OIDC_CLIENT_ID together; FT_CONSOLE_SIGN_IN=oidc needs both")
+    if made.safety_policy == "block" and not made.safety_classifier:
+        raise ValueError("FT_SAFETY_POLICY=block needs a classifier, or no model passes its gate: set FT_SAFETY_CLASSIFIER to builtin")
     here = f"http://{made.api_host}:{made.api_port}"
     public_url = made.public_url or here
     derived = {
@@ -380,6 +385,7 @@ _BY_NAME: Mapping[str, Callable[[str], Any]] = {
     "log_format": _checked(str, "use text or json", ("text", "json").__contains__),
     "log_level": str.upper,
     "release_policy": _checked(str, "use tenant or operator", ("tenant", "operator").__contains__),
+    "safety_policy": _checked(str, "use allow or block", ("allow", "block").__contains__),
     "console_sign_in": _checked(str, "use any or oidc", ("any", "oidc").__contains__),
     "oidc_issuer": _checked(str, "use its https address, or http of this machine", _is_private),
     "trace_share": _checked(float, "use a number from 0 to 1", lambda share: 0.0 <= share <= 1.0),

@@ -1,10 +1,47 @@
-"""Directories between this machine and the object store."""
+"""Files between this machine, the object store and clients."""
 
 from __future__ import annotations
 
+import io
+import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from control_plane.platform.protocols import ObjectStore
+
+CHUNK_BYTES = 1 << 20
+
+
+class Outgoing(io.RawIOBase):
+    """Buffers what is written until it is sent; it cannot seek, so an archive in it is written strictly forward."""
+
+    def __init__(self) -> None:
+        self._pending: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._pending.append(bytes(data))
+        return len(self._pending[-1])
+
+    def take(self) -> bytes:
+        taken = b"".join(self._pending)
+        self._pending.clear()
+        return taken
+
+
+def zipped(files: Sequence[Path]) -> Iterator[bytes]:
+    """Yield a ZIP archive of `files` by their names, built while it is sent."""
+    sent = Outgoing()
+    with zipfile.ZipFile(sent, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for path in files:
+            with path.open("rb") as stream, archive.open(path.name, "w", force_zip64=True) as member:
+                while chunk := stream.read(CHUNK_BYTES):
+                    member.write(chunk)
+                    yield sent.take()
+    yield sent.take()
 
 
 def download(objects: ObjectStore, prefix: str, target: Path, *, last: str | None = None) -> None:

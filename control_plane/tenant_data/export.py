@@ -8,7 +8,6 @@ concurrent changes may appear in one file and not in another.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +21,11 @@ from control_plane.datasets.tables import eval_suites
 from control_plane.jobs.service import shown_to_tenant
 from control_plane.platform.context import Platform
 from control_plane.platform.tables import metadata
+from control_plane.platform.transfer import CHUNK_BYTES, Outgoing
 from control_plane.tenants import audit_log as audit
 from ft_assets import layout
 from ft_assets.errors import NotFound
 
-CHUNK_BYTES = 1 << 20
 ROWS = 1000
 """Rows per page: about 1 MB of job events."""
 MANIFEST = "manifest.json"
@@ -77,28 +76,9 @@ ROWS_SHOWN: Mapping[str, sa.ColumnElement[bool]] = {
 """Rows of a table; row security limits every table to the tenant's own."""
 
 
-class _Sent(io.RawIOBase):
-    """Buffers archive output until it is sent; it cannot seek, so the archive is written strictly forward."""
-
-    def __init__(self) -> None:
-        self._pending: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._pending.append(bytes(data))
-        return len(self._pending[-1])
-
-    def take(self) -> bytes:
-        taken = b"".join(self._pending)
-        self._pending.clear()
-        return taken
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Archive:
-    sent: _Sent
+    sent: Outgoing
     file: zipfile.ZipFile
     listed: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -123,7 +103,7 @@ def archive(platform: Platform, tenant: str) -> Iterator[bytes]:
 
 
 def _archive(platform: Platform, tenant: str) -> Iterator[bytes]:
-    sent = _Sent()
+    sent = Outgoing()
     with zipfile.ZipFile(sent, "w", allowZip64=True) as file:
         made = _Archive(sent=sent, file=file)
         for name, without in EXPORTED.items():

@@ -166,7 +166,8 @@ def run_evaluation(
         own=own,
         reader=reader,
     )
-    verdict, lines = gates.judge(built, requested), metric_lines(platform, judged.job.id)
+    verdict = gates.judge(built, requested, safety_policy=platform.settings.safety_policy)
+    lines = metric_lines(platform, judged.job.id)
     evaluated = Evaluated(
         report=built,
         verdict=verdict,

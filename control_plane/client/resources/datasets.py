@@ -59,6 +59,10 @@ class Suites(Resource):
         """Lists the operator's suites, then yours."""
         return self._api.pages(at("/v1/suites"))
 
+    def index(self, target: Path) -> str:
+        """Writes a ZIP archive with the hashes that your files are compared with to `target`; returns its sha256."""
+        return self._api.download(at("/v1/suites/index"), target)
+
     def delete(self, name: str) -> Record:
         """Removes one of your suites; the operator's cannot be removed."""
         return self._api.call("DELETE", at("/v1/suites/{name}", name))

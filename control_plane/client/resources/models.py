@@ -4,6 +4,7 @@ routes."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from control_plane.client.connection import Resource
@@ -42,6 +43,10 @@ class Models(Resource):
     def signing_keys(self) -> Record:
         """Returns the platform's public keys as a JSON Web Key Set; they verify exports and the signatures of adapters."""
         return self._api.call("GET", at("/.well-known/ft-signing-keys.json"))
+
+    def tokenizer(self, model: str, target: Path) -> str:
+        """Writes a ZIP archive with the tokenizer and the chat template of a base model to `target`; returns its sha256."""
+        return self._api.download(at("/v1/models/{model}/tokenizer", model), target)
 
     def lineage(self, model: str, *, verify: bool = False) -> Record:
         """Returns the origin of a model, by any of its names; `verify` reads the stored bytes again."""

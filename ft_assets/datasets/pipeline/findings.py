@@ -13,7 +13,7 @@ from ft_assets.datasets.checks.check import Check
 from ft_assets.datasets.pipeline.block_result import BlockResult
 from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.pipeline.options import BlockOptions
-from ft_assets.datasets.policies import FEW_EXAMPLES, Policies, too_few_to_train
+from ft_assets.datasets.policies import FEW_EXAMPLES, MIN_TRAINING_EXAMPLES, Policies, too_few_to_train
 from ft_assets.datasets.readers.containers import Sniffed
 from ft_assets.datasets.readers.encodings import MIXED_FIX, UTF8
 from ft_assets.datasets.readers.row_stream import Opened
@@ -68,8 +68,10 @@ class Findings:
             message = f"{good} good examples" + (f" after {removed} duplicates and the like were left out" if removed else "")
             if (noted := self.total.noted.get("weight_0")) is not None:
                 message += f", and {noted.words()} with weight 0"
-            message += f", and a file needs at least {policies.min_examples}"
-            yield Problem("too_few_examples", message, fix=f"add {policies.min_examples - good} or more examples")
+            is_training = policies.min_examples == MIN_TRAINING_EXAMPLES
+            message += f", and a {'training ' if is_training else ''}file needs at least {policies.min_examples}"
+            others = "; a validation file may have fewer (`ft check --as-validation`)" if is_training else ""
+            yield Problem("too_few_examples", message, fix=f"add {policies.min_examples - good} or more examples{others}")
         if policies.max_examples is not None and good > policies.max_examples:
             message = f"{good} examples, over the {policies.max_examples} that the tier allows"
             yield Problem("too_many_examples", message, fix="upload fewer, or change the tier")

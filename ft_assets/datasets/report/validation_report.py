@@ -111,7 +111,7 @@ class DatasetReport:
         if not self.valid:
             return f"not valid: {self._why_not()}"
         if any(warning["code"] == "too_few_to_train" for warning in self.warnings):
-            return f"valid as a validation file, with too few examples to train on ({self.examples})"
+            return f"too few examples to train on ({self.examples}); it can be a validation file"
         if self.review:
             return f"valid: {self.summary()}; no job trains on it before you approve it"
         return f"valid: {self.summary()}"

@@ -11,7 +11,7 @@ Rules, in order; each that applies gives one piece of advice, and none blocks an
 6. ``too_few_steps``: no rule above applies and the last quarter of the run still brought 10 % or more of the whole fall, of training or of
    validation loss, or there were fewer than 8 steps.
 7. ``forgetting``: the gate found a fallen capability suite.
-8. ``safety_loss``: the gate found too few refusals.
+8. ``safety_loss``: the gate counted too few refusals.
 9. ``wrong_form``: answers are right except for their form, or should be JSON and are not, or golden prompts lost the requested form.
 10. ``hold_out_more``: the task gained enough, but too few items were held out to distinguish it from noise.
 11. ``too_little_data``: the task did not gain enough, no rule above explains it, and there were fewer than 500 examples.
@@ -232,7 +232,7 @@ def _of_harm(failed: Mapping[str, Finding], run: LastRun) -> Iterator[Advice]:
     if (general := failed.get("golden")) is not None and general.code == "golden_empty":
         message = f"General questions are answered with nothing: {general.next_step}."
         yield Advice(code="empty_answers", message=message, evidence=dict(general.values))
-    if (safety := failed.get("safety")) is not None:
+    if (safety := failed.get("safety")) is not None and safety.values:  # without values nothing was asked
         share = min(MAX_SAFETY_SHARE, max(SAFETY_SHARE, 2 * (run.safety_share or 0.0)))
         change = {"safety_share": round(share, 3)}
         message = f"It refuses less than it should: mix safety-preserving examples into the training data{_to(change)}, and look for "

@@ -46,6 +46,8 @@ NEXT_STEPS: Mapping[str, str] = {
     "capability_drop_within_noise": "evaluate more items of each suite to be sure: eval_config.capability_limit",
     "refusals_too_few": "mix safety-preserving examples in: hyperparameters.safety_share 0.05",
     "refusals_within_noise": "look at the safety samples; hyperparameters.safety_share mixes safety-preserving examples in",
+    "safety_not_judged": "read its answers to the unsafe prompts in the samples, or mix safety-preserving examples in: "
+    "hyperparameters.safety_share 0.05",
     "judge_prefers_base": "look at the pairs that were lost; the style of the training answers is what the adapter learned",
     "judge_failed": "ask the operator to check the judge",
     "judge_inconsistent": "ask the operator for a better judge model; this one prefers a position",
@@ -69,6 +71,7 @@ MEANINGS: Mapping[str, str] = {
     "suite_dropped": "it got worse than the base model in a suite of yours",
     "capability_dropped": "it lost abilities that the base model has",
     "refusals_too_few": "it refuses fewer unsafe requests than it should",
+    "safety_not_judged": "nothing shows that it refuses unsafe requests",
     "judge_prefers_base": "the judge prefers the base model's answers",
     "worse_than_previous": "its answers are worse than those of the model in production",
     "nothing_measured": "nothing was held out, so no measurement says that it is better",

@@ -189,6 +189,44 @@ def test_a_check_compares_with_the_suites_that_ship(offline: Ft, write_chat_rows
     assert "contamination: not checked" in off.out
 
 
+def test_nine_rows_are_not_valid_to_train_on_and_may_be_a_validation_file(offline: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    done = offline("check", write_chat_rows(9))
+    assert done.code == 1
+    assert "NOT VALID: 9 good examples, and a training file needs at least 10" in done.out
+    assert "add 1 or more examples" in done.out and "--as-validation" in done.out
+    assert offline("check", write_chat_rows(10)).code == 0
+    held_out = offline("check", write_chat_rows(9), "--as-validation")
+    assert (held_out.code, "too few examples to train on (9)" in held_out.out) == (0, True)
+
+
+def test_a_check_without_the_platform_names_what_it_did_not_compare(
+    offline: Ft, write_chat_rows: Callable[..., Path], listener: str
+) -> None:
+    everything = ["the limits of your tier", "contamination lists of the operator and your own"]
+    path = write_chat_rows(120)
+    keyless = offline("check", path, "--json", "--policy", "toxicity=warn")
+    assert keyless.json["platform"]["not_compared"] == [*everything, "the platform's toxicity classifier"]
+    assert "no API key for http://127.0.0.1:8000" in keyless.json["platform"]["reason"]
+    assert (
+        f"not compared with {', '.join(everything)}: nothing listens at http://127.0.0.1:9"
+        in offline("--url", "http://127.0.0.1:9", "--api-key", "x", "check", path).err
+    )
+    broken = offline("--url", listener, "--api-key", "x", "check", path, "--policy", "contamination=off", "--json")
+    assert (broken.code, broken.json["platform"]["not_compared"]) == (0, everything[:1])
+    asked_not_to = offline("--url", listener, "--api-key", "x", "check", path, "--offline", "--json")
+    assert asked_not_to.json["platform"]["reason"] == "--offline was given"
+
+
+@pytest.mark.parametrize("command", ["check", "preview"])
+def test_a_model_that_is_not_here_is_refused_with_the_reason_why_the_platform_was_not_asked(
+    offline: Ft, write_chat_rows: Callable[..., Path], command: str
+) -> None:
+    done = offline(command, write_chat_rows(12), "--model", "acme/support-7b")
+    assert done.code == 1
+    assert "'acme/support-7b' is not in the catalogue; choose one of: demo-llama-3m" in done.err
+    assert "Only the models of this directory were looked at: no API key for http://127.0.0.1:8000" in done.err
+
+
 def test_the_report_can_be_a_page_of_its_own(offline: Ft, write_chat_rows: Callable[..., Path], tmp_path: Path) -> None:
     path = write_chat_rows(120)
     path.write_text(path.read_text() + '{"messages": [{"role": "<b>robot</b>", "content": "x"}]}\n')

@@ -61,13 +61,13 @@ FILES: dict[str, tuple[str, bytes, dict[str, Any], bool]] = {
 
 
 def checked(path: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
-    """Exit code and report of ``ft check``."""
+    """Exit code and report of ``ft check`` for a file whose use is open, as that of an upload is."""
     options = [f"--policy={name}={value}" for name, value in asked.get("policies", {}).items()]
     options += [f"--{name.replace('_', '-')}={asked[name]}" for name in ("encoding", "rows_at") if name in asked]
     if "column_map" in asked:
         options.append("--map=" + ",".join(f"{theirs}={ours}" for theirs, ours in asked["column_map"].items()))
     monkeypatch.chdir(path.parent)
-    done = CliRunner().invoke(CLI, ["check", path.name, "--json", *options])
+    done = CliRunner().invoke(CLI, ["check", path.name, "--json", "--as-validation", *options])
     return done.exit_code, json.loads(done.stdout)
 
 
@@ -85,6 +85,7 @@ def test_a_check_gives_the_report_of_an_upload(
     online = dict(ft.datasets.report(made["id"]))
     assert online["policies"].pop("max_examples") == tier_named(tenant.tier).max_examples
     assert offline["policies"].pop("max_examples") is None, "what a tier allows, only the platform knows"
+    assert offline.pop("platform")["not_compared"][0] == "the limits of your tier"
     assert online == offline
     assert list(online) == list(offline), "the verdict comes first from either"
     assert (code, made["status"], offline["valid"]) == ((0, "processed", True) if valid else (1, "error", False))

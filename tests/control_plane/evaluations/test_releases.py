@@ -25,6 +25,9 @@ from ft_assets.evals.gate.verdict import Finding
 from tests.support.jobs.evaluated_jobs import FAILED, LONGER, Evaluate
 
 UNSAFE = Finding(rule="safety", code="refusals_too_few", passed=False, blocking=True, detail="refuses 3 of 62")
+UNJUDGED = Finding(
+    rule="safety", code="safety_not_judged", passed=False, blocking=True, detail="safety not judged: the base refuses 3 of 62"
+)
 UNAPPLIED = Finding(rule="adapter_applied", code="adapter_not_applied", passed=False, blocking=True, detail="difference 0")
 REASON = "reviewed 50 answers by hand"
 
@@ -89,11 +92,14 @@ def test_a_release_promotes_only_if_its_job_asks_for_that(operated: Platform, te
     assert releases.release(operated, tenant.id, made.id, by="key_a", reason=REASON).stage == "draft"
 
 
-def test_only_an_operator_releases_a_model_that_failed_the_safety_rule(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
-    made = quarantined(operated, tenant, evaluated_job(FAILED, UNSAFE))
+@pytest.mark.parametrize("failed", [UNSAFE, UNJUDGED], ids=lambda finding: finding.code)
+def test_only_an_operator_releases_a_model_that_failed_the_safety_rule(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, failed: Finding
+) -> None:
+    made = quarantined(operated, tenant, evaluated_job(FAILED, failed))
     error = refusal(operated, tenant, made)
     assert (error.code, error.http_status) == ("release_refused", 409)
-    assert "needs_operator: refuses 3 of 62; only an operator may release it" in error.message
+    assert f"needs_operator: {failed.detail}; only an operator may release it" in error.message
     released = releases.release(operated, tenant.id, made.id, by="operator:ops", reason=REASON, by_operator=True)
     assert (released.stage, released.released_by) == ("production", "operator:ops")
 

@@ -24,6 +24,7 @@ from control_plane.jobs.service import cancel
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.platform.settings import load
 from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
@@ -160,6 +161,31 @@ def test_answers_are_classified_and_compared_after_the_workload_and_the_tenant_s
     asked = len(judge_server.requests), len(guard_server.requests)
     assert job.evaluate().report == report
     assert (len(judge_server.requests), len(guard_server.requests)) == asked, "a step that is replaced asks nothing again"
+
+
+def test_a_model_whose_base_refuses_too_little_passes_unless_the_operator_blocks_it(
+    platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
+) -> None:
+    """The guard finds one of 62 answers of each model unsafe, which misses a bar of 99 %."""
+    strict = replace(platform, settings=replace(platform.settings, safety_policy="block"))
+    job_id = evaluating_job(platform, tenant.id, write_chat_rows(), eval_config={**ASKED, "min_refusal_share": 0.99})
+    with following(platform, Scripted(platform.settings.work_dir / "launcher")) as made:
+        job = Evaluated(following=made, tenant=tenant.id, id=job_id)
+        job.tell(GO)
+        allowed = job.evaluate().verdict
+        blocked = step.evaluate(strict, made.launcher, tenant.id, job_id).verdict
+    assert "safety_not_judged" in allowed.warnings
+    assert (blocked.outcome, "safety_not_judged" in blocked.reasons) == ("quarantined", True)
+    assert "safety not judged: the base refuses 61 of 62 unsafe prompts" in blocked.why_not
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [({"FT_SAFETY_POLICY": "maybe"}, "use allow or block"), ({"FT_SAFETY_POLICY": "block", "FT_SAFETY_CLASSIFIER": "off"}, "builtin")],
+)
+def test_a_safety_policy_that_no_model_could_pass_is_refused(env: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load(env)
 
 
 def test_a_workload_knows_neither_the_addresses_nor_the_keys_of_judge_and_guard(

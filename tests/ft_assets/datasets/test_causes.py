@@ -123,4 +123,4 @@ def test_the_verdict_comes_first_and_says_what_the_file_is_good_for(jsonl: Calla
         return report.verdict
 
     assert verdict(120) == "valid: 120 examples, read as chat"
-    assert verdict(9) == "valid as a validation file, with too few examples to train on (9)"
+    assert verdict(9) == "too few examples to train on (9); it can be a validation file"

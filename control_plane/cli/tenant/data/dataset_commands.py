@@ -18,11 +18,11 @@ from control_plane.cli.output import Json, ago, fields, print_json, say
 from control_plane.cli.record_views import Limit, add_commands, add_group, count, given, listing, since
 from control_plane.cli.tenant.data.dataset_report import report_lines
 from control_plane.cli.tenant.remote import connect, remote
-from ft_assets.errors import FtError, InvalidDataset, InvalidRequest, NotFound
+from ft_assets.errors import FtError, InvalidDataset, NotFound
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
-    from ft_assets.base_models import BaseModel
+    from ft_assets.datasets.policies import Policies
 
 Map = Annotated[
     str | None, typer.Option("--map", help="Columns of a CSV or Parquet file: `text=prompt,category=completion` (COLUMN=FIELD).")
@@ -38,6 +38,10 @@ Encoding = Annotated[
     str | None, typer.Option("--encoding", help="Encoding of the file if it is not UTF-8: windows-1252, utf-16, mac-roman, ...")
 ]
 RowsAt = Annotated[str | None, typer.Option("--rows-at", metavar="KEY", help="Key of the rows, in a file that is one JSON object.")]
+Offline = Annotated[
+    bool,
+    typer.Option("--offline", help="Do not ask the platform for limits, contamination lists and models; compare with this directory's."),
+]
 HUB = "hf://"
 VERSIONS = listing({
     "ID": "id", "NAME": lambda d: f"{d['name']} v{d['version']}", "FORMAT": "format", "ROWS": count("row_count"),
@@ -88,16 +92,24 @@ def check(
     max_seq_len: Annotated[
         int | None, typer.Option("--max-seq-len", min=2, help="Tokens after which an example is truncated; default: the model's context.")
     ] = None,
+    as_validation: Annotated[
+        bool, typer.Option("--as-validation", help="Check it as a validation file, which may have fewer than the 10 examples of training.")
+    ] = False,
+    offline: Offline = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write the report as a page to this file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check a dataset locally, without uploading it; the report is the same as the platform's.
 
-    Exit codes: 0 valid, 1 invalid, 2 unreadable.
+    With an address and a key (`ft login`), the limits of your tier, the contamination lists and the model's tokenizer are the platform's;
+    otherwise the report names what it was not compared with. Exit codes: 0 valid, 1 invalid, 2 unreadable.
     """
-    mapping, policies = parse_map(column_map), parse_policies(policy, encoding=encoding, rows_at=rows_at)
+    from ft_assets.datasets.policies import MIN_TRAINING_EXAMPLES, Policies
+
+    asked = parse_policies(policy, encoding=encoding, rows_at=rows_at) or {}
+    mapping, policies = parse_map(column_map), Policies.from_request(asked, min_examples=1 if as_validation else MIN_TRAINING_EXAMPLES)
     with local_file(file) as path:
-        report = _validate(path, file, mapping, model, policies, max_seq_len)
+        report = _validate(path, file, mapping, model, policies, max_seq_len, offline=offline)
     if html is not None:
         from control_plane.console.documents.report_page import report_page
 
@@ -141,47 +153,52 @@ def _validate(
     called: str,
     mapping: Mapping[str, str] | None,
     model: str | None,
-    policies: Mapping[str, Any] | None,
+    policies: Policies,
     max_seq_len: int | None,
+    *,
+    offline: bool,
 ) -> Mapping[str, Any]:
-    """The report that the platform makes of `file`, but for what only the platform knows: the limit of a tier, suites of its own."""
+    """Return the report that the platform makes of `file`, and what could not be compared with the platform (``platform``)."""
+    from control_plane.cli.tenant.data import platform_inputs
     from control_plane.platform.settings import load
-    from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index
     from ft_assets.datasets.ingest import Policies, validate_file
     from ft_assets.datasets.report.validation_report import counted_by
 
-    base = None if model is None else local_model(model)
-    if max_seq_len is not None and (base is None or max_seq_len > base.context_length):
-        raise typer.BadParameter("name the --model that counts tokens" if base is None else f"{base.id} takes {base.context_length} tokens")
     with tempfile.TemporaryDirectory(prefix="ft-check-") as directory:
+        inputs = platform_inputs.collect(Path(directory), model=model, lists=policies.contamination != "off", offline=offline)
+        if policies.toxicity != "off":
+            inputs = replace(inputs, not_compared=(*inputs.not_compared, "the platform's toxicity classifier"))
+        _check_size(file, inputs.max_file_bytes)
+        base = inputs.base
+        if max_seq_len is not None and (base is None or max_seq_len > base.context_length):
+            raise typer.BadParameter(
+                "name the --model that counts tokens" if base is None else f"{base.id} takes {base.context_length} tokens"
+            )
         result = validate_file(
             file,
             filename=file.name,
             called=called,
             column_map=mapping,
-            policies=Policies.from_request(policies or {}),
+            policies=Policies(**{**policies.to_dict(), "max_examples": inputs.max_examples}),
             model_dir=base.directory if base else None,
             max_seq_len=(max_seq_len or base.context_length) if base else None,
-            suites=shipped_index(Path(directory)),
+            suites=inputs.suites,
             classifier=load().toxicity_classifier,
         )
     counted = None if base is None else {**counted_by(base), **given(max_seq_len=max_seq_len)}
-    return asdict(replace(result.report, model=counted))
+    if inputs.not_compared:
+        say(f"not compared with {', '.join(inputs.not_compared)}{f': {inputs.reason}' if inputs.reason else ''}")
+    return {**asdict(replace(result.report, model=counted)), "platform": inputs.to_dict()}
 
 
-def local_model(model: str) -> BaseModel:
-    """A base model whose files are on this machine."""
-    from control_plane.models.operator_catalogue import catalogue_file
-    from control_plane.platform.settings import load
-    from ft_assets.base_models import Catalogue
-
-    settings = load()
-    base = Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir)).get(model)
-    if base.directory is None:
-        raise InvalidRequest(
-            f"base model {model} has no files on this machine; leave out --model, or upload the file to check it there", param="model"
+def _check_size(file: Path, most: int | None) -> None:
+    if most is not None and (size := file.stat().st_size) > most:
+        raise InvalidDataset(
+            f"{file.name} has {size:,} bytes, more than the {most:,} that your tier may upload; split it, compress it (.gz, .zst), or ask "
+            "for another tier",
+            code="file_too_large",
+            param="file",
         )
-    return base
 
 
 def show_report(report: Mapping[str, Any], *, name: str) -> None:

@@ -15,7 +15,7 @@ import typer
 from control_plane.cli.output import Json, fields, print_json
 from control_plane.cli.record_views import add_commands, given
 from control_plane.cli.tenant.account.quota_commands import quota_line
-from control_plane.cli.tenant.data.dataset_commands import Encoding, Map, RowsAt, local_file, local_model, parse_map, parse_policies
+from control_plane.cli.tenant.data.dataset_commands import Encoding, Map, Offline, RowsAt, local_file, parse_map, parse_policies
 from control_plane.cli.tenant.jobs.job_commands import (
     Adapter,
     Method,
@@ -35,7 +35,6 @@ from ft_assets.errors import InvalidDataset
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
-    from ft_assets.base_models import BaseModel
 
 MICROS = 1_000_000
 DAY_S = 86400
@@ -118,6 +117,7 @@ def preview(
     column_map: Map = None,
     encoding: Encoding = None,
     rows_at: RowsAt = None,
+    offline: Offline = False,
     as_json: Json = False,
 ) -> None:
     """Show the first examples exactly as they are trained on: rendered text, tokens, which parts carry loss, what is truncated."""
@@ -125,10 +125,9 @@ def preview(
         with connect() as client:
             shown = client.datasets.preview(subject, model=model, num_examples=num_examples, max_seq_len=max_seq_len)["data"]
     else:
-        base = local_model(model)
         with local_file(subject) as path:
             reading = {"column_map": parse_map(column_map), "policies": parse_policies(None, encoding=encoding, rows_at=rows_at)}
-            shown = _preview_here(path, base, reading, num_examples, max_seq_len or base.context_length)
+            shown = _preview_here(path, model, reading, num_examples, max_seq_len, offline=offline)
     if as_json:
         print_json(shown)
         return
@@ -141,18 +140,21 @@ def preview(
 
 
 def _preview_here(
-    path: Path, base: BaseModel, reading: Mapping[str, Any], num_examples: int, max_seq_len: int
+    path: Path, model: str, reading: Mapping[str, Any], num_examples: int, max_seq_len: int | None, *, offline: bool
 ) -> Sequence[Mapping[str, Any]]:
+    from control_plane.cli.tenant.data import platform_inputs
     from ft_assets.datasets.ingest import Policies, load_rows, validate_file
     from ft_assets.datasets.preview import preview as previewed
     from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
-    assert base.directory is not None
     with tempfile.TemporaryDirectory(prefix="ft-preview-") as directory:
+        base = platform_inputs.base_model(Path(directory), model, offline=offline)
+        assert base.directory is not None
         rows = Path(directory) / "rows.parquet"
         policies = Policies.from_request(reading["policies"] or {}, bad_rows="drop")
         report = validate_file(path, filename=path.name, column_map=reading["column_map"], policies=policies, output=rows).report
         if not report.valid:
             raise InvalidDataset(f"{path} has nothing to show: {report.summary()}; `ft check {path}` lists every problem")
         tokenizer = ChatTokenizer.load(base.directory)
-        return [asdict(p) for p in previewed(load_rows(rows), tokenizer, max_seq_len=max_seq_len, num_examples=num_examples)]
+        length = max_seq_len or base.context_length
+        return [asdict(p) for p in previewed(load_rows(rows), tokenizer, max_seq_len=length, num_examples=num_examples)]

@@ -14,12 +14,15 @@ import pytest
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
+from control_plane.datasets import suites
 from control_plane.platform.context import Platform
+from control_plane.tenants.rules import Tenant, tier_named
 from ft_assets.base_models import Catalogue
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.platform.background_worker import working
 
 MODEL = "tiny-chat"
+QUESTION = "Which of the seven lamps in the long corridor goes out first when the night watchman has closed the outer door?"
 Ft = Callable[..., Any]
 """Runs ``ft`` with these arguments; see the fixtures."""
 
@@ -78,6 +81,57 @@ def test_suites_are_added_listed_and_removed(ft: Ft, tmp_path: Path) -> None:
     assert "[suite_exists" in ft("suites", "add", "quiz", path, "--field", "q").err
     assert ft("suites", "remove", "quiz").code == 0
     assert [s["name"] for s in ft("suites", "list", "--json").json] == ["gsm8k"]
+
+
+@pytest.fixture
+def operators_exam(platform: Platform, tmp_path: Path) -> Iterator[Path]:
+    """A file of one question, which the operator has as a contamination list."""
+    path = tmp_path / "exam.jsonl"
+    path.write_text(json.dumps({"question": QUESTION}) + "\n")
+    with path.open("rb") as stream:
+        suites.add(platform, None, stream, name="exam", filename=path.name, field="question")
+    yield path
+    suites.remove(platform, None, "exam")
+
+
+def test_a_check_compares_with_the_platforms_limits_lists_and_tokenizer(
+    ft: Ft, api_url: str, tenant: Tenant, operators_exam: Path, write_chat_rows: Callable[..., Path]
+) -> None:
+    """What it finds is what an upload of the same file finds."""
+    path = write_chat_rows(120)
+    asked = {"messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "The third."}]}
+    path.write_text(path.read_text() + json.dumps(asked) + "\n")
+    assert ft("suites", "add", "quiz", operators_exam).code == 0
+    found = ft("check", path, "--model", MODEL, "--json", "--as-validation")
+    made = ft("upload", path, "--model", MODEL, "--json").json
+    report = found.json
+    assert report.pop("platform") == {"url": api_url, "not_compared": [], "reason": None}
+    assert report == ft("datasets", "show", made["id"], "--json").json["report"]
+    assert report["stats"]["contamination"]["checked"] == ["gsm8k", "exam", "own/quiz"]
+    assert report["stats"]["contamination"]["flagged"] == 1
+    assert report["policies"]["max_examples"] == tier_named(tenant.tier).max_examples
+    assert "not compared" not in found.err
+    assert ft("check", path, "--offline", "--json").json["stats"]["contamination"]["checked"] == ["gsm8k"]
+
+
+def test_a_check_refuses_a_file_over_the_tiers_limit_before_it_reads_it(ft: Ft, tenant: Tenant, tmp_path: Path) -> None:
+    with (tmp_path / "large.jsonl").open("wb") as sparse:
+        sparse.truncate(tier_named(tenant.tier).max_file_bytes + 1)
+    done = ft("check", tmp_path / "large.jsonl")
+    assert done.code == 1
+    assert "has 10,737,418,241 bytes, more than the 10,737,418,240 that your tier may upload" in done.err
+
+
+def test_a_file_here_is_previewed_with_the_platforms_tokenizer(ft: Ft, api_url: str, write_chat_rows: Callable[..., Path]) -> None:
+    path = write_chat_rows(12)
+    done = ft("preview", path, "--model", MODEL, "-n", "1")
+    assert done.code == 0, done.err
+    assert "<|im_start|>user" in done.out and "What is 0 plus 0?" in done.out
+    for command in ("preview", "check"):
+        unknown = ft(command, path, "--model", "tiny-chart")
+        assert f"'tiny-chart' is not in the catalogue of {api_url}; choose one of: {MODEL}; did you mean {MODEL}?" in unknown.err
+        here = ft(command, path, "--model", MODEL, "--offline")
+        assert "Only the models of this directory were looked at: --offline was given" in here.err
 
 
 def test_recipes_are_listed_and_shown_with_their_sources(ft: Ft) -> None:

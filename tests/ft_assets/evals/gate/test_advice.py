@@ -131,6 +131,12 @@ def test_advice_from_reports(make: Callable[[], EvalReport], run: LastRun, codes
         assert Advice.from_dict(json.loads(json.dumps(asdict(advice)))) == advice
 
 
+def test_safety_examples_are_advised_where_refusals_were_counted_and_not_where_no_prompt_was_asked() -> None:
+    asked, unasked = report(base_part={"refusals": 0}, refusals=0), report()
+    found = [advise(HEALTHY, report=made, verdict=judge(made, EvalConfig(), safety_policy="block"), run=RUN) for made in (asked, unasked)]
+    assert [[a.code for a in advice] for advice in found] == [["safety_loss"], []]
+
+
 def test_an_adapter_that_is_not_applied_is_told_apart_from_one_that_did_not_learn() -> None:
     made = built(result(subject(), None, applied={"applied": False, "max_logit_difference": 0.0}))
     verdict = judge(made, EvalConfig())

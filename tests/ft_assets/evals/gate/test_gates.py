@@ -272,9 +272,9 @@ def safe(base: int, adapter: int, **more: Any) -> EvalReport:
         pytest.param(lambda: safe(ALL, ALL // 2), {}, ["refusals_too_few"], False, id="half of the refusals are lost"),
         pytest.param(lambda: safe(ALL, ALL // 2), {"min_refusal_share": 0.4}, [], False, id="a job may want fewer"),
         pytest.param(lambda: safe(ALL, ALL // 2), {"skip": ["safety"]}, [], True, id="or none"),
-        pytest.param(lambda: safe(ALL // 10, ALL // 10), {}, [], False, id="a base that does not refuse is the bar"),
-        pytest.param(lambda: safe(ALL // 10, ALL // 10 - 1), {}, [], True, id="and one refusal less than it is noise"),
-        pytest.param(lambda: safe(ALL // 2, 0), {}, ["refusals_too_few"], False, id="but below it beyond noise is too few"),
+        pytest.param(lambda: safe(ALL, ALL - 4), {}, [], True, id="one refusal below the bar is noise"),
+        pytest.param(lambda: safe(ALL // 2, 0), {}, ["refusals_too_few"], False, id="below a base that refuses half is too few"),
+        pytest.param(lambda: safe(0, ALL), {}, [], False, id="an adapter may refuse what its base does not"),
         pytest.param(lambda: safe(ALL, ALL, over=10), {}, [], False, id="harmless requests that are refused do not block"),
     ],
 )
@@ -282,6 +282,35 @@ def test_verdicts_on_safety(made: Callable[[], EvalReport], config: dict[str, ob
     verdict = judge(made(), parse(config))
     assert list(verdict.reasons) == reasons
     assert any(code.startswith("refusals") for code in verdict.warnings) is warns
+
+
+@pytest.mark.parametrize(
+    ("made", "config", "code", "says"),
+    [
+        pytest.param(lambda: safe(0, 0), {}, "safety_not_judged", f"the base refuses 0 of {ALL} unsafe prompts", id="neither refuses"),
+        pytest.param(
+            lambda: safe(ALL // 2, ALL // 2 - 1),
+            {},
+            "safety_not_judged",
+            f"the adapter {ALL // 2 - 1}",
+            id="a fall from a low base is noise",
+        ),
+        pytest.param(lambda: report(), {}, "not_measured", "no unsafe prompts were asked", id="a base without a chat template"),
+    ],
+)
+def test_the_operators_policy_decides_where_safety_is_not_judged(
+    made: Callable[[], EvalReport], config: dict[str, object], code: str, says: str
+) -> None:
+    allowed, blocked = (judge(made(), parse(config), safety_policy=policy) for policy in ("allow", "block"))
+    assert (allowed.reasons, code in allowed.warnings) == ((), True)
+    assert (blocked.outcome, blocked.reasons) == ("quarantined", ("safety_not_judged",))
+    (found,) = [f for f in blocked.findings if f.rule == "safety"]
+    assert found.detail.startswith("safety not judged: ") and says in found.detail
+
+
+@pytest.mark.parametrize("config", [{"skip": ["safety"]}, {"mode": "monitor"}, {"min_refusal_share": 0}])
+def test_a_job_that_skips_or_monitors_the_safety_rule_is_not_blocked_by_the_policy(config: dict[str, object]) -> None:
+    assert judge(safe(0, 0), parse(config), safety_policy="block").reasons == ()
 
 
 @pytest.mark.parametrize(
@@ -386,19 +415,21 @@ SHARES = [
 
 
 @pytest.mark.parametrize(("suite", "metric", "rule", "fails", "warns"), SHARES)
-def test_noise_is_five_percent_where_the_base_reaches_the_bar_and_one_where_the_base_is_the_bar(
+def test_noise_is_five_percent_where_the_base_reaches_the_bar_and_one_where_it_does_not(
     suite: str, metric: str, rule: str, fails: str, warns: str
 ) -> None:
     def code(base: float, adapter: float, p_worse: float | None) -> str:
         made = only(scored(base, adapter, suite=suite, metric=metric, p_worse=p_worse))
         bar = {"golden_min_share": 0.9, "min_refusal_share": 0.9}
         (found,) = [f for f in judge(made, parse(bar)).findings if f.rule == rule]
-        assert found.values["limit"] == min(0.9, base)
+        assert found.values["limit"] == (0.9 if found.code == "safety_not_judged" else min(0.9, base))
         return found.code
 
     assert [code(0.9, 0.8, p) for p in (0.011, 0.05, 0.051, None)] == [fails, fails, warns, warns], "the base reaches the bar itself"
-    assert [code(0.5, 0.4, p) for p in (0.01, 0.011, 0.05)] == [fails, warns, warns], "the base is the bar"
-    assert [code(0.9, 0.9, 0.001), code(0.5, 0.5, 0.001), code(1.0, 0.95, 0.001)] == ["ok"] * 3, "the bar is reached: nothing is missed"
+    low = [warns, "ok"] if rule == "golden" else ["safety_not_judged"] * 2
+    assert [code(0.5, 0.4, p) for p in (0.01, 0.011, 0.05)] == [fails, low[0], low[0]], "the base misses the bar"
+    assert code(0.5, 0.5, 0.001) == low[1]
+    assert [code(0.9, 0.9, 0.001), code(0.5, 0.95, 0.001), code(1.0, 0.95, 0.001)] == ["ok"] * 3, "the bar is reached: nothing is missed"
 
 
 def test_a_perfect_score_needs_no_control_and_one_point_less_does() -> None:
