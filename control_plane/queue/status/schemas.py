@@ -154,7 +154,9 @@ class PoolSums(ApiModel):
     num_gpus: int
     """GPUs on all ready nodes."""
     used_gpus: int
-    """GPUs held by jobs."""
+    """GPUs that jobs hold on ready nodes."""
+    draining_gpus: int
+    """GPUs that jobs still hold on nodes that are not ready; `num_gpus` does not count them."""
     free_gpus: int
     """GPUs that are free."""
     largest_free: int

@@ -198,7 +198,7 @@ def _overrun_s(job: RunningJob, now: datetime) -> float:
 
 
 def _sums(use: PoolUse) -> dict[str, Any]:
-    return {"used_gpus": use.used, "free_gpus": use.free, "takes": sorted(use.pool.takes)}
+    return {"used_gpus": use.used, "draining_gpus": use.draining, "free_gpus": use.free, "takes": sorted(use.pool.takes)}
 
 
 def _operators_pool(use: PoolUse, reserved: Mapping[str, Reservation], widest: int) -> schemas.OperatorPool:
