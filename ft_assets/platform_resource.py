@@ -13,10 +13,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from control_plane.billing import ledger
 from control_plane.composition import open_platform
 from control_plane.jobs import transitions
+from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
 from control_plane.platform.settings import load
 from ft_assets.base_models import CHANGED
-from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotAdmitted
+from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotAdmitted
 from ft_assets.partitions import JOBS, parse
 from ft_assets.telemetry import correlation, spans
 from resources.dagster.configured_resources import (
@@ -32,6 +34,8 @@ from resources.dagster.run_tags import TRACE_TAG, page_of_asset, runs_of_job
 BEAT_S = 5.0
 VALIDATED = "validated_dataset"
 """Has partitions of its own: `dataset` links to its versions."""
+STOPPED = ("attempt_stopped", "evaluation_stopped")
+"""Codes of errors that end a run whose work was stopped and did not fail."""
 warnings.filterwarnings("ignore", category=dg.PreviewWarning)
 # Partitioned checks are in preview in Dagster 1.13; without partitions a check has one status over all tenants.
 
@@ -95,8 +99,29 @@ def table(rows: Sequence[Mapping[str, str | int | float | bool | None]]) -> dg.T
 def job_step(step: dg.AssetExecutionContext, platform: PlatformResource) -> Iterator[tuple[Platform, str, str]]:
     """Opens the platform for the wrapped work on the partition's job, which is logged, timed and kept alive; yields it, tenant and job."""
     opened, (tenant, job_id) = platform.get(), parse(step.partition_key)
-    with watched(step), owned_by(opened, tenant, job_id):
+    with watched(step), canceled_if_stopped(step, opened), owned_by(opened, tenant, job_id):
         yield opened, tenant, job_id
+
+
+@contextlib.contextmanager
+def canceled_if_stopped(step: dg.AssetExecutionContext, platform: Platform) -> Iterator[None]:
+    """Ends the run as canceled, not as failed, if its attempt or its job was paused, preempted or cancelled meanwhile."""
+    try:
+        yield
+    except Exception as error:
+        if not _stopped(platform, error, *parse(step.partition_key)):
+            raise
+        why = error.message if isinstance(error, FtError) else f"the job was stopped meanwhile: {error}"
+        step.instance.report_run_canceling(step.run, message=why)
+        raise dg.Failure(description=why, allow_retries=False) from error
+
+
+def _stopped(platform: Platform, error: Exception, tenant: str, job_id: str) -> bool:
+    if isinstance(error, Conflict) and error.code in STOPPED:
+        return True
+    with contextlib.suppress(SQLAlchemyError, FtError), platform.engine.connect() as conn:
+        return job_row(conn, tenant, job_id).state in (JobState.PAUSED, JobState.CANCELLED)
+    return False
 
 
 @contextlib.contextmanager

@@ -170,6 +170,11 @@ class Ended:
     outcome: str
     last_step: int
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was stopped by its tenant, the scheduler or its node, which is not a failure."""
+        return self.outcome in ("paused", "preempted", "cancelled")
+
 
 def wait_for_end(platform: Platform, held: Claim) -> Ended:
     """Wait until the attempt's row has ended."""

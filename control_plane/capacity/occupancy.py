@@ -53,7 +53,13 @@ class PoolUse:
 
     @property
     def used(self) -> int:
-        return sum(n.used for n in self.nodes)
+        """GPUs held on ready nodes, which `pool.num_gpus` counts."""
+        return sum(n.used for n in self.nodes if n.node.ready)
+
+    @property
+    def draining(self) -> int:
+        """GPUs still held on nodes that are not ready."""
+        return sum(min(n.node.num_gpus, n.used) for n in self.nodes if not n.node.ready)
 
     @property
     def free(self) -> int:

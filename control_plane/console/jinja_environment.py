@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -43,7 +44,8 @@ def _environment() -> jinja2.Environment:
         "parameters": _parameters, "percent": lambda share: f"{100 * share:.1f} %",
         "plus_days": lambda moment, days: moment + (timedelta(days=days) if isinstance(moment, datetime) else days * 86_400),
         "points": lambda share: f"{100 * share:+.1f}", "prose": _prose, "score": _score,
-        "sentence": lambda text: text[:1].upper() + text[1:], "span": span_words, "why": _why,
+        "quoted": lambda text: json.dumps(text, ensure_ascii=False), "sentence": lambda text: text[:1].upper() + text[1:],
+        "span": span_words, "stopped": lambda text: text if text.endswith((".", "?", "!")) else f"{text}.", "why": _why,
         "words": lambda text: text.replace("_", " "),
     }  # fmt: skip
     return made

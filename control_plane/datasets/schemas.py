@@ -56,6 +56,8 @@ class File(ApiModel):
     """Stable code for why the file was refused, documented in docs/errors.md; null unless `status` is `error`."""
     policies: JsonObject
     """Validation policies as requested; omitted policies use their defaults. The report lists all that were applied."""
+    column_map: dict[str, str]
+    """Which field each source column becomes, as requested; empty if none was given."""
     model: str | None
     """Base model whose tokenizer counts the tokens; null if none was named."""
     source: str | None

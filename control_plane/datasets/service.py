@@ -134,6 +134,20 @@ def report(platform: Platform, tenant: str, subject: str) -> Mapping[str, Any]:
     return in_order(found)
 
 
+def example_prompt(platform: Platform, tenant: str, dataset_id: str) -> list[dict[str, str]]:
+    """Return what a model trained on the dataset is asked: the system message that its first rows share, and the first user message.
+
+    Each is a ``{"role", "content"}``, shortened as in the report (then it ends in ``...``). Empty for rows that are not conversations, and
+    for a deleted dataset.
+    """
+    query = sa.select(datasets.c.report["first_rows"]).where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)
+    with platform.engine.connect() as conn:
+        rows = conn.execute(query).scalar() or ()
+    said = [{m["role"]: m["content"] for m in reversed(row.get("messages", ()))} for row in rows]
+    roles = ("system", "user") if len({row.get("system") for row in said}) == 1 else ("user",)
+    return [{"role": role, "content": row[role]} for row in said[:1] for role in roles if role in row]
+
+
 def dataset_name(filename: str) -> str:
     """Return the file's name without suffixes: ``support.jsonl.gz`` is ``support``."""
     return filename.split(".", 1)[0] or "dataset"

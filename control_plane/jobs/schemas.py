@@ -8,7 +8,7 @@ from pydantic import ConfigDict, model_validator
 
 from control_plane.http.schemas import ApiModel, EpochSeconds, JsonObject
 from control_plane.jobs.submission import canonical_body
-from control_plane.queue.status.schemas import Ahead, Reservation
+from control_plane.queue.status.schemas import Ahead, EvaluationProgress, Reservation
 from control_plane.quotas.schemas import JobQuota
 
 
@@ -137,24 +137,6 @@ class WarmStart(ApiModel):
     """Id of the checkpoint; null if training starts from a finished model."""
     manifest_sha256: str
     """SHA-256 of the manifest of the files that were loaded."""
-
-
-class EvaluationProgress(ApiModel):
-    """Progress of the evaluation that follows training."""
-
-    phase: str | None
-    """Current phase: `setup`, `loading`, `capability`, `answering`, `proof`, `classifying`, `judging` or `done`. Null if not reported
-    yet."""
-    subject: str | None
-    """Model being evaluated right now: `base`, `adapter` or `previous` (the last accepted adapter). Null between phases."""
-    suite: str | None
-    """Suite being run right now; null between suites."""
-    done: int | None
-    """Requests answered so far, over all models and suites."""
-    total: int | None
-    """Requests to answer in total; null until known."""
-    eta_s: float | None
-    """Estimated seconds until the evaluation finishes, at the current rate; null until it can be estimated."""
 
 
 class Job(ApiModel):

@@ -10,7 +10,7 @@ from ft_assets.adapters import step as adapter_step
 from ft_assets.evals import step as evaluation_step
 from ft_assets.evals.assets import evaluation_metadata
 from ft_assets.partitions import JOBS
-from ft_assets.platform_resource import PlatformResource, check, checked, job_metadata, job_step, watched
+from ft_assets.platform_resource import PlatformResource, canceled_if_stopped, check, checked, job_metadata, job_step, watched
 from resources.dagster.run_tags import page_of_asset
 
 COMPLETE = check("lineage_complete", asset="adapter", description="Does every link back to the uploaded files hold?")
@@ -64,7 +64,7 @@ class EvaluationOrder(dg.Config):
 def adapter_evaluation(context: dg.AssetExecutionContext, config: EvaluationOrder, platform: PlatformResource) -> dg.MaterializeResult:
     """A later verdict on the registered adapter: on other bytes of its base, or with other suites."""
     opened = platform.get()
-    with watched(context):
+    with watched(context), canceled_if_stopped(context, opened):
         row = reevaluation_step.run(opened, platform.launcher.open(), config.evaluation_id)
     shown = {k: v for k in ("id", "adapter_id", "kind", "base_digest", "state", "outcome", "runs") if (v := getattr(row, k)) is not None}
     found = evaluation_metadata(opened, reports.load(opened, row.report_key)) if row.report_key else {}

@@ -182,6 +182,8 @@ def render_lines(shown: Preview, *, colour: bool) -> Iterator[str]:
             yield f"  no loss on assistant turn {', '.join(quiet)} of {len(shown.turns)}: {words}"
     if shown.truncated and "loss" in shown.turns and not shown.num_trained_tokens:
         yield "  no loss: the whole answer is cut off (answer_cut_off)"
+    elif not shown.num_trained_tokens:
+        yield "  no loss: no token of this row is trained"
     if shown.reasoning_spans:
         yield f"  {shown.num_reasoning_tokens} tokens of reasoning{'' if colour else ', between {? and ?}'}"
     parts = list(_marked(shown, colour=colour))

@@ -235,6 +235,9 @@ def _answer(
     ended = start.wait_for_end(platform, held)
     if ended.outcome == "cancelled":
         raise Conflict(f"evaluation {held.workload} was stopped: its result is no longer needed", code="evaluation_stopped")
+    if ended.stopped:
+        message = f"attempt {held.attempt} of the evaluation ended as {ended.outcome}; another one continues it"
+        raise Conflict(message, code="attempt_stopped")
     if ended.outcome != "succeeded":
         raise FtError(f"attempt {held.attempt} of the evaluation ended as {ended.outcome}; its log says why", code="evaluation_failed")
 

@@ -14,6 +14,7 @@ from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher
+from ft_assets.errors import Conflict
 from ft_assets.telemetry import correlation
 
 
@@ -39,7 +40,8 @@ class Trained:
 def train(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *, say: Callable[[str], None]) -> Trained:
     """Starts the workload of the attempt that holds the job's reservation, or adopts it, and waits until the attempt has ended.
 
-    The workload's agent and the worker do the rest: nothing is lost when this step dies.
+    Raises ``Conflict`` (``attempt_stopped``) if it was paused, preempted or cancelled. The workload's agent
+    and the worker do the rest: nothing is lost when this step dies.
     """
     held = start.take(platform, launcher, tenant, job_id)
     correlation.bind(attempt=held.attempt)
@@ -54,9 +56,12 @@ def _wait(platform: Platform, held: Claim) -> Trained:
     ended = start.wait_for_end(platform, held)
     with platform.engine.connect() as conn:
         job = job_row(conn, held.tenant, held.job_id)
-    return Trained(
+    trained = Trained(
         held=held, outcome=ended.outcome, last_step=ended.last_step, trained_tokens=job.trained_tokens or 0, state=job.state
     )  # fmt: skip
+    if ended.stopped:
+        raise Conflict(trained.failure, code="attempt_stopped")
+    return trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,7 +81,7 @@ def _of_queue(queue: QueueGauges) -> Iterator[Metric]:
 def _of_pools(pools: Mapping[str, PoolGauges]) -> Iterator[Metric]:
     named = sorted(pools.items())
     yield _gauge("ft_pool_gpus", "GPU slots on ready nodes", ("pool",), [((p,), g.gpus) for p, g in named])
-    yield _gauge("ft_pool_gpus_used", "Reserved GPU slots", ("pool",), [((p,), g.used) for p, g in named])
+    yield _gauge("ft_pool_gpus_used", "Reserved GPU slots on ready nodes", ("pool",), [((p,), g.used) for p, g in named])
     yield _gauge("ft_pool_gpus_free", "Free GPU slots on ready nodes", ("pool",), [((p,), g.free) for p, g in named])
     largest = [((p,), g.largest_free) for p, g in named]
     yield _gauge("ft_pool_gpus_largest_free", "Largest number of free GPU slots on one node", ("pool",), largest)
@@ -89,7 +89,8 @@ def _of_pools(pools: Mapping[str, PoolGauges]) -> Iterator[Metric]:
     yield _gauge(
         "ft_pool_gpus_unusable", "Free GPU slots that the widest waiting job cannot use because they are scattered", ("pool",), apart
     )
-    yield _gauge("ft_pool_gpus_draining", "GPU slots that jobs hold on drained nodes", ("pool",), [((p,), g.draining) for p, g in named])
+    draining = [((p,), g.draining) for p, g in named]
+    yield _gauge("ft_pool_gpus_draining", "GPU slots that jobs hold on nodes that are not ready", ("pool",), draining)
     states = [((p, state), n) for p, g in named for state, n in g.nodes.items()]
     yield _gauge("ft_pool_nodes", "Nodes by state: ready, draining, drained", ("pool", "state"), states)
     yield _gauge("ft_pool_nodes_sick", "Nodes that the platform drained", ("pool",), [((p,), g.sick_nodes) for p, g in named])

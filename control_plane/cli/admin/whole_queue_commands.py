@@ -15,7 +15,7 @@ from control_plane.cli.record_views import show
 from control_plane.cli.tenant.job_progress import wall_clock
 from control_plane.cli.tenant.jobs.queue_commands import Watch, counted, gpu_count, pool_line, show_repeatedly
 from control_plane.platform.epoch_time import span_words
-from control_plane.queue.status.messages import by_tier_words
+from control_plane.queue.status.messages import by_tier_words, held_for
 
 
 def register(admin: typer.Typer) -> None:
@@ -112,7 +112,7 @@ def _running_row(job: Mapping[str, Any], now: float) -> Sequence[str]:
     nodes = ", ".join(f"{node} ({gpus})" for node, gpus in job["placement"])
     end = job["estimated_end"]
     ends = "" if end is None else wall_clock(end, now) if end > now else f"overdue {span_words(job['overrun_s'])}"
-    state = f"stops for {job['stopped_for'] or 'another job'}" if job["stopping"] else job["state"]
+    state = f"stops for {job['stopped_for'] or 'another job'}" if job["stopping"] else held_for(job)
     gpus, since = str(job["num_gpus"]), span_words(now - job["since"])
     return job["id"], job["tenant"], job["tier"], gpus, nodes or job["pool"], since, ends, state
 

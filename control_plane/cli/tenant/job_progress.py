@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from control_plane.cli.output import escape, live_bars, say
 from control_plane.cli.remedies import in_commands
-from control_plane.queue.status.messages import waiting_line
+from control_plane.queue.status.messages import evaluation_line, waiting_line
 from ft_assets.errors import RateLimited, Unavailable
 
 if TYPE_CHECKING:
@@ -121,12 +121,6 @@ def wall_clock(at: float, now: float) -> str:
     return time.strftime("%a %H:%M" if at - now < WEEK_S else "%Y-%m-%d %H:%M", then)
 
 
-def evaluating(progress: Record) -> str:
-    """Describe which model answers which suite, and how long the rest takes."""
-    what = " ".join(str(progress[k]) for k in ("subject", "suite") if progress.get(k)) or str(progress.get("phase") or "")
-    return f"{what}  {progress['eta_s']:.0f} s left" if progress.get("eta_s") else what
-
-
 class JobView:
     """The display of a job."""
 
@@ -181,7 +175,7 @@ class JobView:
             news += "".join(f"  {name} {self._newest[key]:.4f}" for key, name in SHOWN.items() if key in self._newest)
             self._bar("training", job.get("step") or 0, job["total_steps"], news)
         elif state == "evaluating" and (found := job.get("evaluation")):
-            self._bar(NAMES[state], found["done"], found["total"], evaluating(found))
+            self._bar(NAMES[state], found["done"], found["total"], evaluation_line(found, counts=False))
         elif state in NAMES:
             self._bar(NAMES[state], None, None, waiting(job))
 

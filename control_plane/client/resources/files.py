@@ -45,9 +45,11 @@ class Files(Resource):
             data |= {"expires_after[anchor]": "created_at", "expires_after[seconds]": str(expires_after_s)}
         return self._api.send_file(at("/v1/files"), file, data)
 
-    def list(self, *, purpose: str | None = None, order: str | None = None, limit: int = 100, after: str | None = None) -> Pages:
-        """Lists files, newest first; `limit` per page."""
-        return self._api.pages(at("/v1/files"), given(purpose=purpose, order=order, limit=limit, after=after))
+    def list(
+        self, *, purpose: str | None = None, sha256: str | None = None, order: str | None = None, limit: int = 100, after: str | None = None
+    ) -> Pages:
+        """Lists files, newest first, `limit` per page; with `sha256`, those with these bytes."""
+        return self._api.pages(at("/v1/files"), given(purpose=purpose, sha256=sha256, order=order, limit=limit, after=after))
 
     def retrieve(self, file_id: str) -> Record:
         """Returns one file."""

@@ -133,7 +133,11 @@ class Frame:
 
     def axis(self) -> str:
         """Return the grid, with steps below it."""
-        ends = ((0.0, "start", "0"), (0.5, "middle", f"{self.last / 2:g}"), (1.0, "end", f"step {self.last:g}"))
+        ends = (
+            (0.0, "start", "0"),
+            (0.5, "middle", f"{self.last / 2:.0f}" if self.last > 1 else ""),
+            (1.0, "end", f"step {self.last:.0f}"),
+        )
         width = self.width - LEFT - RIGHT
         return self.grid() + "".join(
             f'<text class="x" x="{LEFT + width * share:.1f}" y="{self.height - 6}" text-anchor="{anchor}">{label}</text>'

@@ -9,7 +9,7 @@ from typing import Any
 
 from control_plane.console.jinja_environment import document
 from control_plane.platform.epoch_time import span_words
-from control_plane.queue.status.messages import ahead_words, by_tier_words, waits_for
+from control_plane.queue.status.messages import ahead_words, by_tier_words, evaluation_line, held_for, waits_for
 
 WIDTH, ROW, TOP, LEFT = 1080, 26, 22, 150
 """Timeline sizes in pixels: its width, a node's height, room for the hours above and names at the left."""
@@ -21,7 +21,9 @@ STEPS_S = (600.0, 1800.0, 3600.0, 3 * 3600.0, 6 * 3600.0, 12 * 3600.0, 86400.0)
 MAX_TICKS = 9
 MAX_LABEL = 15
 """Characters of a node's name beside its bars."""
-QUEUE_WORDS = {"ahead": ahead_words, "by_tier": by_tier_words, "waits_for": waits_for}
+QUEUE_WORDS = {
+    "ahead": ahead_words, "by_tier": by_tier_words, "evaluation_line": evaluation_line, "held_for": held_for, "waits_for": waits_for,
+}  # fmt: skip
 """How templates word the queue."""
 STOPS_IN_S = 60.0
 """A job that was asked to stop is drawn until then: the policy's handshake."""

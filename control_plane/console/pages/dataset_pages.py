@@ -17,6 +17,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.models import service as models
 from ft_assets.datasets.preview import pieces
+from ft_assets.datasets.readers.encodings import LABELS
 
 DATASETS = "/console/datasets"
 RECENT_FILES = 10
@@ -54,7 +55,8 @@ def upload(page: PageDep) -> HTMLResponse:
     bases = models.list_models(page.platform, page.tenant, type="base_model")
     newest = uploaded_files.list_files(page.platform, page.tenant, limit=RECENT_FILES, purpose="fine-tune").items
     validating = [{"id": f.id, "filename": f.filename, "bytes": f.bytes, "status": f.status} for f in newest if f.status == "uploaded"]
-    return page.show("dataset_upload.html", bases=[one for one in bases if one.deprecated_since is None], validating=validating)
+    offered = [one for one in bases if one.deprecated_since is None]
+    return page.show("dataset_upload.html", bases=offered, encodings=LABELS.items(), validating=validating)
 
 
 @router.get("/datasets/{dataset_id}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,6 +14,7 @@ from control_plane.adapters import service as adapters
 from control_plane.console.documents import lineage_picture
 from control_plane.console.pages.models.model_lineage import lineage_layers
 from control_plane.console.pages.page import PageDep, PageRoute, see
+from control_plane.datasets import service as datasets
 from control_plane.evaluations import releases
 from control_plane.evaluations import service as evaluations
 from control_plane.http.authentication import AdminPrincipal, Approver, Writer
@@ -78,6 +79,7 @@ def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
     now = impact.standing(platform, tenant, adapter_id)
     (found,) = lineage.of_adapter(platform, tenant, now.adapter.id)["adapters"]
     layers, clock = lineage_layers(found, now), platform.clock()
+    prompt = datasets.example_prompt(platform, tenant, now.adapter.dataset_id)
     title = "Lineage from uploaded files to the names that callers use"
     return page.show(
         "model.html",
@@ -92,7 +94,15 @@ def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
         forms=EXPORT_FORMS,
         grace_days=GRACE.days,
         why_not="; ".join(finding.sentence for finding in promotions.failed_rules(platform, now.adapter)),
+        prompt=prompt or [{"role": "user", "content": "Hello"}],
+        tried={"left": now.adapter.base_model, "right": now.adapter.name, **_playground_fields(prompt)},
     )
+
+
+def _playground_fields(prompt: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
+    """Return the fields of the playground that hold `prompt`; without messages that were shortened."""
+    fields = {"system": "system", "user": "message"}
+    return {fields[m["role"]]: m["content"] for m in prompt if not m["content"].endswith("...")}
 
 
 @router.post("/{adapter_id}/exports")

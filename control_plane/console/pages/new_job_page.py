@@ -46,6 +46,15 @@ THRESHOLDS = (
     ("max_items", "Most held-out items", "200 tell a difference of 7 points"),
 )
 """Limits of the rules that have a field, with a hint."""
+METHODS = {
+    "sft": "Supervised fine-tuning (SFT): examples of good answers",
+    "dpo": "Preference tuning (DPO): a better and a worse answer",
+    "cpt": "Continued pre-training: plain text",
+    "kto": "Preference tuning (KTO): single answers, good or bad",
+    "orpo": "Examples and preferences in one (ORPO)",
+    "simpo": "Preference tuning (SimPO), without a reference model",
+}
+"""Methods in the order in which people use them; others follow under their own name."""
 ADAPTERS = {"lora": "LoRA", "qlora": "QLoRA", "full": "all parameters"}
 router = APIRouter(prefix="/console", route_class=PageRoute, include_in_schema=False)
 Chosen = Annotated[str | None, Query()]
@@ -103,11 +112,14 @@ def new_job(page: PageDep, model: Chosen = None, file: Chosen = None, dataset: C
     found = [*found, *_named(page, given, {one.id for one in found})]
     fits = {(one.model, a.name): hourly_micros(page.platform, one, a, tier=tier) for one in limits for a in one.adapters}
     common = limits[0].hyperparameters if limits else {}
+    order = list(METHODS)
+    methods = sorted(limits[0].methods if limits else (), key=lambda m: order.index(m.name) if m.name in METHODS else len(order))
     return page.show(
         "new_job.html",
         limits=limits,
         fits=fits,
         adapters=ADAPTERS,
+        methods=[(one, METHODS.get(one.name, one.name)) for one in methods],
         rules=RULES,
         thresholds=THRESHOLDS,
         defaults=EvalConfig(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ from control_plane.console.pages.page import HOME, Page, PageDep, PageRoute
 from control_plane.jobs import responses
 from control_plane.jobs import service as jobs
 from control_plane.jobs.job_filters import JobFilter
+from control_plane.jobs.schemas import Job
 from control_plane.queue.status.messages import waiting_line
 from control_plane.quotas.routes import retrieve as quota_of
 
@@ -25,6 +26,8 @@ RECENT = timedelta(days=7)
 NEAR_CAP = 0.8
 """Share of the hard cap from which the page warns; notifications begin there, too."""
 SHOWN = 5
+FAILURES_READ = 50
+"""Newest failed jobs that are grouped by what failed."""
 
 
 @router.get(HOME)
@@ -32,20 +35,29 @@ def start(page: PageDep) -> HTMLResponse:
     """Show the state of the tenant on one page."""
     platform, tenant = page.platform, page.tenant
     since = int((platform.clock() - RECENT).timestamp())
-    failed = jobs.list_jobs(platform, tenant, limit=SHOWN, narrowed=JobFilter(status="failed", created_after=since)).items
-    models = adapters.list_adapters(platform, tenant, limit=SHOWN).items
+    failures = jobs.list_jobs(platform, tenant, limit=FAILURES_READ, narrowed=JobFilter(status="failed", created_after=since)).items
+    failed = _alike([responses.job(one) for one in failures])[:SHOWN]
+    models, known = adapters.list_adapters(platform, tenant, limit=SHOWN).items, {one.job.id for one in failures}
     quota, spend = quota_of(platform, tenant), usage_of(platform, tenant, Requested(bucket_width="month"))
     return page.show(
         "start.html",
-        failed=[responses.job(one) for one in failed],
+        failed=failed,
         pending=adapters.list_adapters(platform, tenant, limit=SHOWN, approval="pending").items,
-        quarantined=[model for model in models if model.stage == "quarantined"],
+        quarantined=[model for model in models if model.stage == "quarantined" and model.job_id not in known],
         models=[(model, headline(model.metrics)) for model in models],
         **_in_progress(page),
         quota=quota,
         near_cap=quota.hard_gpu_hours is not None and quota.used_gpu_hours >= NEAR_CAP * quota.hard_gpu_hours,
         spent_micros=spend.total.amount_micros + sum(one.amount_micros for one in spend.unbilled),
     )
+
+
+def _alike(failed: Sequence[Job]) -> list[tuple[Job, int]]:
+    """Return the newest of the jobs that failed alike, each with how many there are."""
+    groups: dict[tuple[str | None, str | None], list[Job]] = {}
+    for job in failed:
+        groups.setdefault((job.suffix or job.model, job.error.message if job.error else None), []).append(job)
+    return [(jobs_alike[0], len(jobs_alike)) for jobs_alike in groups.values()]
 
 
 @router.get(f"{HOME}/in-progress")

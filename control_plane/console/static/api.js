@@ -8,7 +8,7 @@ export async function call(method, path, body, { signal } = {}) {
   if (answer.status === 401) location.reload();
   if (answer.ok) return answer;
   const refusal = await answer.json().catch(() => ({}));
-  throw Object.assign(new Error(refusal.error?.message ?? answer.statusText), { code: refusal.error?.code, status: answer.status });
+  throw Object.assign(new Error(refusal.error?.message ?? answer.statusText), { code: refusal.error?.code, param: refusal.error?.param, status: answer.status });
 }
 
 export const json = async (...given) => (await call(...given)).json();

@@ -44,7 +44,7 @@ function draw(svg, found = lines(svg)) {
   });
   svg.querySelectorAll("text.y").forEach((text, tick) => { text.textContent = short(shape.low + ((shape.high - shape.low) * tick) / 4); });
   const steps = [shape.first, (shape.first + shape.last) / 2, shape.last];
-  svg.querySelectorAll("text.x").forEach((text, i) => { text.textContent = i === 2 ? `step ${short(steps[i])}` : short(steps[i]); });
+  svg.querySelectorAll("text.x").forEach((text, i) => { const step = Math.round(steps[i]).toLocaleString("en"); text.textContent = i === 2 ? `step ${step}` : i === 1 && shape.last - shape.first < 2 ? "" : step; });
 }
 
 export function addPoint(step, values) {

@@ -1,13 +1,15 @@
 // Builds the body of a job from the form, estimates it while the reader types, shows it as code, and submits it.
 import { call, json } from "./api.js";
 import { python, quoted } from "./code.js";
-import { since } from "./times.js";
+import { expected, localTimes } from "./times.js";
 
 const PAUSE_MS = 400;
 const form = document.querySelector("[data-form]"), at = (name) => document.querySelector(`[data-${name}]`);
 const dollars = (micros) => `$${(micros / 1e6).toFixed(micros && micros < 10_000 ? 4 : 2)}`;
 const many = (number) => number.toLocaleString();
-let language = "curl", timer, recipe, asked = 0, added = 0;
+let language = "curl", timer, shownRecipe, asked = 0, added = 0;
+
+const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${/[.?!]$/.test(text) ? "" : "."}`;
 
 function typed(text) {
   if (text === "true" || text === "false") return text === "true";
@@ -73,17 +75,42 @@ function show(box, text) {
   if (text) box.querySelector("p").textContent = text;
 }
 
+// The field that a refusal is about: `hyperparameters.rank`, `eval_config.max_items`, `suffix`.
+function fieldOf(param) {
+  const name = CSS.escape(param?.split(".").at(-1) ?? "");
+  if (["training_file", "training_files"].includes(name)) return document.querySelector("[data-file]");
+  return name && form.querySelector(`[data-hp="${name}"], [data-limit="${name}"], [name="${name}"]:not([type="radio"]), [name="${name}"]:checked`);
+}
+
+// A reason stands beside its field, and beside the button if it is about none.
+function refuse(error, { focus = false } = {}) {
+  form.querySelectorAll("[data-reason]").forEach((one) => one.remove());
+  form.querySelectorAll("[aria-invalid]").forEach((one) => { one.removeAttribute("aria-invalid"); one.removeAttribute("aria-describedby"); });
+  const field = error && (error.field ?? fieldOf(error.param)), place = field?.closest(".field, fieldset");
+  if (!place) return show(at("refusal"), error?.message);
+  const reason = Object.assign(document.createElement("span"), { className: "hint bad", id: "reason", textContent: error.message });
+  reason.dataset.reason = "";
+  place.append(reason);
+  field.setAttribute("aria-invalid", "true");
+  field.setAttribute("aria-describedby", reason.id);
+  field.closest("details")?.setAttribute("open", "");
+  show(at("refusal"), `Change ${place.querySelector("label, legend").textContent.trim()}: the reason is beside it.`);
+  if (focus) field.focus();
+}
+
 async function defaults(name) {
-  if (recipe === name) return;
-  recipe = name;
-  const found = await json("GET", `/v1/recipes/${encodeURIComponent(name)}?method=${encodeURIComponent(form.elements.method.value)}`);
+  const path = `/v1/recipes/${encodeURIComponent(name)}?method=${encodeURIComponent(form.elements.method.value)}`;
+  if (shownRecipe === path) return;
+  shownRecipe = path;
+  const found = await json("GET", path);
   at("recipe").textContent = `Defaults of ${found.id}`;
+  document.querySelectorAll("[data-hint]").forEach((hint) => { hint.textContent = ""; });
   for (const [key, { value, source }] of Object.entries(found.defaults)) {
     const field = document.querySelector(`[data-hp="${key}"]`), hint = document.querySelector(`[data-hint="${key}"]`);
     if (!field) continue;
     if (field.tagName === "INPUT") field.placeholder = `${value}`;
     else field.options[0].textContent = `Default (${value})`;
-    hint.textContent = source;
+    hint.textContent = `Default ${value}: ${source}.`;
   }
 }
 
@@ -97,7 +124,7 @@ const reports = new Map();
 async function dataWarnings(file) {
   if (!reports.has(file)) reports.set(file, json("GET", `/v1/datasets/${file}/report`).catch(() => ({})));
   const { warnings = [], review = [] } = await reports.get(file);
-  return [...(review.length ? ["The dataset waits for your approval, and no job trains on it before."] : []), ...warnings.map(({ message }) => `${message[0].toUpperCase()}${message.slice(1)}.`)];
+  return [...(review.length ? ["The dataset waits for your approval, and no job trains on it before."] : []), ...warnings.map(({ message }) => sentence(message))];
 }
 
 function showWarnings(found) {
@@ -108,7 +135,7 @@ function showWarnings(found) {
 // An earlier job may name a file that was deleted or does not validate: no other one takes its place.
 function absent() {
   const option = [...form.querySelectorAll("option:checked")].find(({ disabled }) => disabled);
-  return option && `${option.textContent}. Choose another file.`;
+  return option && { message: `${option.textContent}. Choose another file.`, field: option.closest("select") };
 }
 
 async function estimate() {
@@ -117,7 +144,7 @@ async function estimate() {
   document.querySelectorAll("[data-price-of]").forEach((price) => { price.textContent = ""; });
   if (absent()) {
     at("estimate").hidden = at("wait").hidden = true;
-    return show(at("refusal"), absent());
+    return refuse(absent());
   }
   const files = job.training_files?.map(({ file }) => file) ?? [job.training_file];
   if (!job.model || !files[0]) return;
@@ -125,7 +152,7 @@ async function estimate() {
   try {
     const found = await json("POST", "/v1/fine_tuning/jobs/estimate", job);
     if (mine !== asked) return;
-    const time = (seconds) => (seconds == null ? "cannot be foreseen" : since(new Date(seconds * 1000)));
+    const time = (seconds) => (seconds == null ? "cannot be foreseen" : expected(new Date(seconds * 1000)));
     at("price").textContent = dollars(found.price_micros);
     at("gpu").textContent = `${found.gpu_hours.toPrecision(3)} on ${found.num_gpus} ${found.gpu_type}`;
     at("tokens").textContent = `${many(found.tokens.total)}${found.tokens.counted ? "" : " (extrapolated)"}`;
@@ -134,7 +161,7 @@ async function estimate() {
     at("finish").textContent = time(found.estimated_finish);
     at("estimate").hidden = false;
     at("wait").hidden = true;
-    show(at("refusal"), null);
+    refuse(null);
     await defaults(found.recipe);
     const warnings = [...quotaWarnings(found.quota), ...(await Promise.all(files.map(dataWarnings))).flat()];
     if (mine === asked) showWarnings(warnings);
@@ -142,7 +169,7 @@ async function estimate() {
     if (mine !== asked) return;
     at("estimate").hidden = true;
     at("wait").hidden = true;
-    show(at("refusal"), error.message);
+    refuse(error);
   }
 }
 
@@ -163,6 +190,7 @@ function showReadings() {
 
 at("add-file").addEventListener("click", () => {
   at("sources").insertAdjacentHTML("beforeend", at("another").innerHTML.replaceAll("-new\"", `-added-${++added}"`));
+  localTimes(at("sources"));
   showReadings();
   at("sources").lastElementChild.querySelector("select").focus();
   form.dispatchEvent(new Event("input"));
@@ -194,14 +222,14 @@ for (const button of document.querySelectorAll("[data-language]")) {
 
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
-  if (absent()) return show(at("refusal"), absent());
+  if (absent()) return refuse(absent(), { focus: true });
   const button = at("submit");
   button.disabled = true;
   try {
     const made = await (await call("POST", "/v1/fine_tuning/jobs", body())).json();
     location.assign(`/console/jobs/${made.id}`);
   } catch (error) {
-    show(at("refusal"), error.message);
+    refuse(error, { focus: true });
     button.disabled = false;
   }
 });

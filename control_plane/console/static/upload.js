@@ -23,7 +23,7 @@ class Row {
   detail(text) { this.part("detail").textContent = text; }
   progress(share) { const bar = this.element.querySelector("progress"); if (share === null) bar.removeAttribute("value"); else bar.value = share; }
   done() { this.element.querySelector("progress").remove(); }
-  offer(name, action) { const button = this.part(name); button.hidden = false; button.onclick = action; }
+  offer(name, action, text) { const button = this.part(name); button.hidden = false; button.onclick = action; if (text) button.textContent = text; }
   link(href, text) { const link = this.part("link"); link.href = href; link.textContent = text; link.hidden = false; }
 }
 
@@ -86,10 +86,12 @@ function validated(row, file) {
 }
 
 function chosenSettings() {
-  const chosen = (id) => document.querySelector(`#${id}`).value, settings = {};
+  const chosen = (id) => document.querySelector(`#${id}`).value, settings = {}, policies = {};
   if (chosen("model")) settings.model = chosen("model");
-  if (chosen("pii")) settings.policies = { pii: chosen("pii") };
-  return settings;
+  if (chosen("encoding")) settings.encoding = chosen("encoding");
+  if (chosen("pii")) policies.pii = chosen("pii");
+  if (document.querySelector("#bad_rows").checked) policies.bad_rows = "drop";
+  return Object.keys(policies).length ? { ...settings, policies } : settings;
 }
 
 async function run(row, file, settings) {
@@ -98,8 +100,13 @@ async function run(row, file, settings) {
   } catch (error) {
     row.state("Refused", "bad");
     row.detail(error.message);
-    row.offer("again", () => { row.element.remove(); run(new Row(file), file, settings); });
+    row.offer("again", () => again(row, file, settings));
   }
+}
+
+function again(row, file, settings) {
+  row.element.remove();
+  run(new Row(file), file, settings);
 }
 
 async function conclude(row, made, file, settings) {
@@ -113,14 +120,20 @@ async function conclude(row, made, file, settings) {
   row.state("Not valid", "bad");
   row.detail(made.status_details);
   row.link(`/console/files/${made.id}`, "Read report");
-  if (file) await offerMapping(row, file, made, settings);
+  if (file) await offerCorrections(row, file, made, settings);
 }
 
-// The report suggests which column is which where it can tell; the reader decides.
-async function offerMapping(row, file, made, settings) {
-  const report = await json("GET", `/v1/datasets/${made.id}/report`).catch(() => null);
-  const suggested = report?.problems?.map((p) => p.command?.match(/--map (\S+)/)?.[1]).find(Boolean);
-  if (!suggested) return;
+// The report suggests how the file is to be read where it can tell; the reader decides.
+async function offerCorrections(row, file, made, settings) {
+  const report = await json("GET", `/v1/datasets/${made.id}/report`).catch(() => ({}));
+  const suggested = (option) => report.problems?.map((p) => p.command?.match(new RegExp(`--${option} (\\S+)`))?.[1]).find(Boolean);
+  const encoding = suggested("encoding"), mapping = suggested("map"), bad = report.stats?.bad_rows;
+  if (encoding && encoding !== settings.encoding) row.offer("reread", () => again(row, file, { ...settings, encoding }), `Read it as ${encoding}`);
+  if (mapping) offerMapping(row, file, settings, mapping);
+  else if (bad && bad < report.rows) row.offer("drop-rows", () => again(row, file, { ...settings, policies: { ...settings.policies, bad_rows: "drop" } }), `Leave out ${bad.toLocaleString()} bad row${bad === 1 ? "" : "s"}`);
+}
+
+function offerMapping(row, file, settings, suggested) {
   const form = row.part("mapping"), place = row.part("columns");
   for (const [column, field] of suggested.split(",").map((pair) => pair.split("="))) {
     const label = place.appendChild(document.createElement("label")), choice = document.createElement("select");
@@ -133,8 +146,7 @@ async function offerMapping(row, file, made, settings) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const mapping = Object.fromEntries([...place.querySelectorAll("select")].filter((s) => s.value).map((s) => [s.dataset.column, s.value]));
-    row.element.remove();
-    run(new Row(file), file, { ...settings, column_map: mapping });
+    again(row, file, { ...settings, column_map: mapping });
   });
 }
 

@@ -109,9 +109,10 @@ def list_files(
     limit: Annotated[int, parameters.limit(10_000)] = 10_000,
     order: Annotated[Literal["asc", "desc"], Query(description="Order by creation time: `desc` lists the newest file first.")] = "desc",
     purpose: Annotated[str | None, Query(description="Return only files with this purpose: `fine-tune` or `fine-tune-results`.")] = None,
+    sha256: Annotated[str | None, Query(description="Return only files with these bytes, by their SHA-256 in hexadecimal.")] = None,
 ) -> http_schemas.ListOf[datasets_schemas.File]:
     """List your files, newest first unless `order` is `asc`."""
-    found = uploaded_files.list_files(platform, tenant, after=after, limit=limit, order=order, purpose=purpose)
+    found = uploaded_files.list_files(platform, tenant, after=after, limit=limit, order=order, purpose=purpose, sha256=sha256)
     return http_schemas.ListOf(data=[responses.file(r) for r in found.items], has_more=found.has_more)
 
 

@@ -291,12 +291,15 @@ def validate_again(platform: Platform, tenant: str, file_id: str) -> File:
 
 
 def list_files(
-    platform: Platform, tenant: str, *, after: str | None = None, limit: int = 10_000, order: Order = "desc", purpose: str | None = None
-) -> Page[File]:
+    platform: Platform, tenant: str, *, after: str | None = None, limit: int = 10_000, order: Order = "desc", purpose: str | None = None,
+    sha256: str | None = None,
+) -> Page[File]:  # fmt: skip
     """Return the tenant's files, newest first unless `order` is ``asc``."""
     query = sa.select(*(c for c in files.c if c.name != "report")).where(files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
     if purpose is not None:
         query = query.where(files.c.purpose == purpose)
+    if sha256 is not None:
+        query = query.where(files.c.sha256 == sha256)
     with platform.engine.connect() as conn:
         keys = (files.c.created_at, files.c.id)
         return page(conn, query, keys, of=File, id_column=files.c.id, after=after, limit=limit, max_limit=10_000, order=order)

@@ -88,6 +88,21 @@ def _start(job: Mapping[str, Any], now: float, clock: Callable[[float], str] | N
     return f"starts {word} {clock(start)} (in {span}{f', {surely}' if surely else ''})"
 
 
+def held_for(job: Mapping[str, Any]) -> str:
+    """Return the job's state, or what is done with its GPUs once it is trained: ``evaluating``, ``exporting``."""
+    return {"evaluate": "evaluating", "export": "exporting"}.get(str(job["kind"]), str(job["state"]))
+
+
+def evaluation_line(progress: Mapping[str, Any] | None, *, counts: bool = True) -> str:
+    """Describe how far an evaluation is: ``base tickets, 12 of 60 requests, 30 s left``; empty before anything is reported."""
+    found = progress or {}
+    what = " ".join(str(found[k]) for k in ("subject", "suite") if found.get(k)) or str(found.get("phase") or "")
+    requests = f"{found.get('done') or 0} of {found['total']} requests" if counts and found.get("total") else ""
+    left_s = found.get("eta_s") or 0.0
+    left = "" if not left_s else f"{left_s:.0f} s left" if left_s < SOON_S else f"{span_words(left_s)} left"
+    return ", ".join(part for part in (what, requests, left) if part)
+
+
 def by_tier_words(counts: Mapping[str, int]) -> str:
     """Format counts: ``1 premium, 2 standard``, highest tier first."""
     order = [t for t in TIERS if counts.get(t)] + sorted(t for t in counts if t not in TIERS)

@@ -33,13 +33,14 @@ class PoolGauges:
     gpus: int
     """GPUs of ready nodes."""
     used: int
+    """Of these, GPUs that jobs hold."""
     free: int
     largest_free: int
     """Most GPUs free on one node."""
     unusable: int
     """Free GPUs that would suffice for the widest waiting job of the pool if they were together."""
     draining: int
-    """GPUs that jobs still hold on drained nodes; Kueue's quota is `gpus` plus these."""
+    """GPUs that jobs still hold on nodes that are not ready; Kueue's quota is `gpus` plus these."""
     nodes: Mapping[NodeState, int]
     sick_nodes: int
     """Nodes that the platform drained."""
@@ -159,7 +160,7 @@ def _pools(conn: Connection, platform: Platform, now: datetime) -> dict[str, Poo
             free=u.free,
             largest_free=u.largest_free,
             unusable=u.apart(widest.get(u.pool.name, 0)),
-            draining=sum(min(n.node.num_gpus, n.used) for n in u.nodes if not n.node.ready),
+            draining=u.draining,
             nodes=_by_state(u),
             sick_nodes=sum(n.node.name in sick for n in u.nodes),
             unmonitored_nodes=sum(n.node.name not in read for n in u.nodes) if platform.settings.prometheus_url else 0,

@@ -70,6 +70,41 @@ class QueuedJob(ApiModel):
     """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
 
 
+class EvaluationProgress(ApiModel):
+    """Progress of the evaluation that follows training."""
+
+    phase: str | None
+    """Current phase: `setup`, `loading`, `capability`, `answering`, `proof`, `classifying`, `judging` or `done`. Null if not reported
+    yet."""
+    subject: str | None
+    """Model being evaluated right now: `base`, `adapter` or `previous` (the last accepted adapter). Null between phases."""
+    suite: str | None
+    """Suite being run right now; null between suites."""
+    done: int | None
+    """Requests answered so far, over all models and suites."""
+    total: int | None
+    """Requests to answer in total; null until known."""
+    eta_s: float | None
+    """Estimated seconds until the evaluation finishes, at the current rate; null until it can be estimated."""
+
+
+class WaitingEvaluation(ApiModel):
+    """A trained job that waits for GPUs for its evaluation. It goes before new trainings of its tier and has no position."""
+
+    id: str
+    """Id of the job."""
+    model: str
+    """Id of the base model."""
+    tier: str
+    """Tier the job runs in: `free`, `standard` or `premium`."""
+    num_gpus: int
+    """GPUs the evaluation needs."""
+    reason: str | None
+    """Code for why it is waiting, such as `WaitingForQuota`; null if no scheduling cycle has seen it yet."""
+    reason_detail: str | None
+    """Human-readable explanation of `reason`; null if `reason` is null."""
+
+
 class PlacedJob(ApiModel):
     """A job that holds GPUs."""
 
@@ -81,6 +116,8 @@ class PlacedJob(ApiModel):
     """Tier the job runs in: `free`, `standard` or `premium`."""
     state: str
     """State of the job, such as `provisioning`, `running` or `pausing`."""
+    kind: Literal["train", "evaluate", "export"]
+    """What the GPUs are held for."""
     attempt: int
     """Number of the training attempt."""
     pool: str
@@ -94,9 +131,11 @@ class PlacedJob(ApiModel):
     estimated_end: EpochSeconds | None
     """When it is expected to release its GPUs, as Unix time in seconds; null if unknown."""
     step: int | None
-    """Last training step reported; null before the first."""
+    """Last training step reported; null before the first, and for anything but training."""
     total_steps: int | None
-    """Training steps in total; null until known."""
+    """Training steps in total; null until known, and for anything but training."""
+    evaluation: EvaluationProgress | None
+    """Progress of the evaluation that follows training; null for anything else, and before it is reported."""
     preemptions: int
     """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
     stopping: bool
@@ -115,7 +154,9 @@ class PoolSums(ApiModel):
     num_gpus: int
     """GPUs on all ready nodes."""
     used_gpus: int
-    """GPUs held by jobs."""
+    """GPUs that jobs hold on ready nodes."""
+    draining_gpus: int
+    """GPUs that jobs still hold on nodes that are not ready; `num_gpus` does not count them."""
     free_gpus: int
     """GPUs that are free."""
     largest_free: int
@@ -141,6 +182,8 @@ class Queue(ApiModel):
     """Your jobs whose data is being prepared; they are not in the queue yet."""
     waiting: list[QueuedJob]
     """Your waiting jobs, in queue order."""
+    waiting_evaluations: list[WaitingEvaluation]
+    """Your trained jobs that wait for GPUs for their evaluation."""
     running: list[PlacedJob]
     """Your jobs that hold GPUs."""
     pools: list[PoolSums]

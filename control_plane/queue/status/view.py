@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -16,13 +16,14 @@ from control_plane.adapters.tables import exports
 from control_plane.capacity.configured_pools import pools
 from control_plane.capacity.occupancy import Held, PoolUse, occupancy
 from control_plane.capacity.pools import Pool
+from control_plane.jobs.job_documents import EvaluationProgress
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.records import columns, many, one_or_none
 from control_plane.queue.reservations import overdue_releases
 from control_plane.queue.scheduler import Reservation
-from control_plane.queue.snapshot import promise_of, recent_use
+from control_plane.queue.snapshot import has_result, promise_of, recent_use
 from control_plane.queue.status import schemas
 from control_plane.queue.status.messages import waiting_line
 from control_plane.queue.tables import reservations, scheduler_state
@@ -59,6 +60,18 @@ class QueuedJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WaitingEvaluation:
+    """A trained job without GPUs for its evaluation."""
+
+    id: str
+    model: str
+    tier: str
+    num_gpus: int
+    reason: str | None
+    reason_detail: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunningJob:
     """A job that holds GPUs."""
 
@@ -71,11 +84,14 @@ class RunningJob:
     pool: str
     num_gpus: int
     placement: tuple[tuple[str, int], ...]
+    kind: Kind
     backfill: bool
     since: datetime
     estimated_end: datetime | None
     step: int | None
     total_steps: int | None
+    evaluation: EvaluationProgress | None
+    """Progress of the evaluation that follows training, while it runs."""
     preemptions: int
     stop_asked_at: datetime | None
     """When it was asked to save a checkpoint and release its GPUs to another job."""
@@ -110,7 +126,7 @@ def of_tenant(platform: Platform, tenant: str) -> schemas.Queue:
     now, mine = platform.clock(), jobs.c.tenant_id == tenant
     with platform.engine.connect() as conn:
         waiting, own = _waiting(conn, now, mine), own_ahead(conn, tenant)
-        running = _running(conn, mine)
+        running, unevaluated = _running(conn, mine, now), _waiting_evaluations(conn, mine)
         preparing = conn.execute(sa.select(sa.func.count()).where(mine, jobs.c.state == JobState.VALIDATING)).scalar_one()
     with platform.whole.engine.connect() as conn:
         by_tier, in_use, last = _counted(conn, jobs.c.tier), occupied(platform, conn), last_round(conn)
@@ -121,6 +137,7 @@ def of_tenant(platform: Platform, tenant: str) -> schemas.Queue:
         by_tier=by_tier,
         preparing=preparing,
         waiting=[_described(schemas.QueuedJob, j, now, length, ahead=ahead(j.ahead, own.get(j.id, 0))) for j in waiting],
+        waiting_evaluations=[schemas.WaitingEvaluation.of(j) for j in unevaluated],
         running=[schemas.PlacedJob.of(j) for j in running],
         pools=[schemas.PoolSums.of(use.pool, use, **_sums(use)) for use in in_use],
     )
@@ -130,7 +147,7 @@ def of_all(platform: Platform, *, limit: int | None = None) -> schemas.OperatorQ
     """Return everything, for operators; at most `limit` waiting jobs, in order of position, with those last that no cycle has seen yet."""
     now = platform.clock()
     with platform.whole.engine.connect() as conn:
-        running, available = _running(conn, sa.true()), pools(platform, conn)
+        running, available = _running(conn, sa.true(), now), pools(platform, conn)
         by_tier, waiting = _counted(conn, jobs.c.tier), _waiting(conn, now, sa.true(), limit=limit)
         reserved, widest = _reserved(conn), widest_waiting(conn, available)
         tenants, overdue, last = _tenants(conn, running, now), overdue_releases(conn, now), last_round(conn)
@@ -181,7 +198,7 @@ def _overrun_s(job: RunningJob, now: datetime) -> float:
 
 
 def _sums(use: PoolUse) -> dict[str, Any]:
-    return {"used_gpus": use.used, "free_gpus": use.free, "takes": sorted(use.pool.takes)}
+    return {"used_gpus": use.used, "draining_gpus": use.draining, "free_gpus": use.free, "takes": sorted(use.pool.takes)}
 
 
 def _operators_pool(use: PoolUse, reserved: Mapping[str, Reservation], widest: int) -> schemas.OperatorPool:
@@ -256,18 +273,35 @@ def _seconds(number: sa.ColumnElement[float]) -> sa.ColumnElement[timedelta]:
     return sa.func.make_interval(0, 0, 0, 0, 0, 0, number)
 
 
-def _running(conn: Connection, which: sa.ColumnElement[bool]) -> list[RunningJob]:
+def _waiting_evaluations(conn: Connection, which: sa.ColumnElement[bool]) -> list[WaitingEvaluation]:
+    j, r = jobs.c, reservations.c
+    held = sa.exists().where(r.job_id == j.id, r.released_at.is_(None))
+    query = sa.select(j.id, j.model, j.tier, j.evaluation_gpus.label("num_gpus"), j.reason, j.reason_detail)
+    query = query.where(which, j.state == JobState.EVALUATING, ~has_result(j.id, None), ~held)
+    return many(conn, query.order_by(j.created_at, j.id), WaitingEvaluation)
+
+
+def _running(conn: Connection, which: sa.ColumnElement[bool], now: datetime) -> list[RunningJob]:
     j, r = jobs.c, reservations.c
     exported_s = sa.select(exports.c.expected_s).where(exports.c.id == r.export_id).scalar_subquery()
     takes_s = sa.case((r.kind == Kind.EVALUATE, j.evaluation_s), (r.kind == Kind.EXPORT, exported_s), else_=j.expected_s)
     ends = sa.case((r.kind == Kind.TRAIN, j.estimated_finish_at))
     end = sa.func.coalesce(ends, r.granted_at + _seconds(takes_s))
+    trains = r.kind == Kind.TRAIN
     query = sa.select(
-        j.id, j.tenant_id.label("tenant"), j.model, j.tier, j.state, r.attempt, r.pool, r.num_gpus, r.placement, r.backfill,
-        r.granted_at.label("since"), end.label("estimated_end"), j.step, j.total_steps, j.preemptions, r.stop_asked_at,
-        r.preempted_for.label("stopped_for"),
+        j.id, j.tenant_id.label("tenant"), j.model, j.tier, j.state, r.attempt, r.pool, r.num_gpus, r.placement, r.kind, r.backfill,
+        r.granted_at.label("since"), end.label("estimated_end"), sa.case((trains, j.step)).label("step"),
+        sa.case((trains, j.total_steps)).label("total_steps"), j.preemptions, r.stop_asked_at, r.preempted_for.label("stopped_for"),
+        sa.case(((r.kind == Kind.EVALUATE) & (j.state == JobState.EVALUATING), j.evaluation)).label("evaluation"),
     ).join(reservations, j.id == r.job_id)  # fmt: skip
-    return many(conn, query.where(which, r.released_at.is_(None)).order_by(r.granted_at, r.job_id), RunningJob)
+    found = many(conn, query.where(which, r.released_at.is_(None)).order_by(r.granted_at, r.job_id), RunningJob)
+    return [_measured_end(job, now) for job in found]
+
+
+def _measured_end(job: RunningJob, now: datetime) -> RunningJob:
+    """Replace the planned end of an evaluation by the one that it reports."""
+    left_s = None if job.evaluation is None else job.evaluation.eta_s
+    return job if left_s is None else replace(job, estimated_end=now + timedelta(seconds=left_s))
 
 
 def _tenants(conn: Connection, running: Sequence[RunningJob], now: datetime) -> list[schemas.TenantShare]:

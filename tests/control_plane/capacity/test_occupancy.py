@@ -43,7 +43,13 @@ def test_a_reservation_without_nodes_is_counted_on_the_fullest() -> None:
 
 def test_a_node_that_is_not_ready_gives_nothing_and_keeps_what_runs() -> None:
     found = use(pool(8, 8, ready="yn"), held("a", 4, ("n1", 4)))
-    assert (found.used, found.free, found.largest_free) == (4, 8, 8)
+    assert (found.used, found.draining, found.free, found.largest_free) == (0, 4, 8, 8)
+
+
+def test_used_and_free_gpus_add_up_to_those_of_the_ready_nodes() -> None:
+    found = use(pool(8, 8, 8, ready="yny"), held("a", 12, ("n0", 8), ("n1", 4)), held("b", 5, ("n2", 5)))
+    assert (found.used, found.free, found.draining) == (13, 3, 4)
+    assert found.used + found.free == found.pool.num_gpus == 16
 
 
 def test_too_few_are_not_called_apart() -> None:

@@ -249,6 +249,16 @@ def test_a_preview_of_a_file_here_needs_no_platform(offline: Ft, write_chat_rows
     assert len(shown) == 1
 
 
+def test_a_preview_names_the_rows_that_it_leaves_out(offline: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    rows = write_chat_rows(12)
+    assert "not shown" not in offline("preview", rows).err
+    with rows.open("a") as stream:
+        stream.write('{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}]}\n')
+    done = offline("preview", rows)
+    assert done.code == 0
+    assert f"1 row with problems is not shown; `ft check {rows}` lists every problem" in done.err
+
+
 def test_a_hub_that_is_not_set_up_is_named(offline: Ft) -> None:
     for command in ("check", "preview"):
         done = offline(command, "hf://acme/tickets@" + "a" * 40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -17,7 +18,9 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.client import FtClient
+from control_plane.datasets import service as datasets
 from control_plane.datasets.tables import files
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.datasets.validation import HERE_BYTES, limits
 from control_plane.platform.context import Platform
 from control_plane.tenants import rules as tiers
@@ -50,6 +53,32 @@ def with_addresses(path: Path) -> Path:
         row["messages"][0]["content"] += " Write to jane.doe@example.com."
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def test_the_prompt_of_a_dataset_is_its_shared_system_message_and_first_question(
+    platform: Platform, tenant: Tenant, tmp_path: Path
+) -> None:
+    def prompt(*systems: str | None) -> list[dict[str, str]]:
+        lines = b""
+        for n, system in enumerate(systems):
+            turns = [
+                ("system", system),
+                ("user", f"Where is order {n}?"),
+                ("assistant", f"Near {n}."),
+                ("user", "Ok?"),
+                ("assistant", "Yes."),
+            ]
+            row = {"messages": [{"role": role, "content": content} for role, content in turns if content]}
+            lines += json.dumps(row).encode() + b"\n"
+        file = uploaded_files.create(platform, tenant.id, io.BytesIO(lines), filename="rows.jsonl", purpose="fine-tune")
+        return datasets.example_prompt(platform, tenant.id, str(file.dataset_id))
+
+    asked = {"role": "user", "content": "Where is order 0?"}
+    assert prompt("Be short.", "Be short.") == [{"role": "system", "content": "Be short."}, asked]
+    assert prompt("Be short.", "Be kind.") == [asked], "no system message is the one that it was trained with"
+    assert prompt(None, "Be kind.") == prompt(None, None) == [asked]
+    assert prompt("Be short. " * 40, "Be short. " * 40)[0]["content"].endswith("...")
+    assert datasets.example_prompt(platform, tenant.id, "ds_gone") == []
 
 
 def stored_text(platform: Platform, tenant: Tenant, dataset: str, tmp_path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,12 +13,15 @@ import sqlalchemy as sa
 from agent.workload import Kind
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
+from control_plane.cli.tenant.jobs.queue_commands import queue_lines, running_line
 from control_plane.evaluations import service as evaluations
 from control_plane.jobs import responses
 from control_plane.jobs import service as jobs
-from control_plane.platform.context import Platform
+from control_plane.jobs.job_documents import EvaluationProgress
+from control_plane.platform.context import Actor, Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle, launches, snapshot
+from control_plane.queue.status import view
 from control_plane.queue.tables import reservations
 from control_plane.tenants import suspension
 from control_plane.tenants.tables import tenants
@@ -206,6 +210,12 @@ def test_a_job_that_waits_for_its_evaluation_shows_why_until_it_is_granted_a_gpu
     reason, detail = shown()
     assert reason == "WaitingForQuota"
     assert detail is not None and detail.startswith("needs 1 GPU of pool")
+    mine = view.of_tenant(queue.platform.in_scope_of(tenant, Actor(kind="key", id="k")), tenant)
+    assert [(w.id, w.reason, w.reason_detail) for w in mine.waiting_evaluations] == [(job, reason, detail)]
+    assert (mine.waiting, mine.running) == ([], [])
+    said = queue_lines(mine.model_dump(), now=queue.now[0].timestamp())
+    assert f"  Evaluating: waits for GPUs, before new trainings of its tier · {detail}" in said
+    assert "No job of yours is waiting for GPUs." not in said
     suspension.suspend(queue.platform, tenant, reason="unpaid")
     end(queue, claim(queue, str(queue.row(busy).tenant_id), busy))
     queue.round()
@@ -219,6 +229,24 @@ def test_a_job_that_waits_for_its_evaluation_shows_why_until_it_is_granted_a_gpu
     queue.round()
     assert held(queue) == [(job, Kind.EVALUATE, 2)]
     assert shown() == (None, None)
+
+
+def test_the_queue_and_the_job_show_the_same_progress_of_an_evaluation(queue: Queued) -> None:
+    tenant = queue.tenant()
+    job = trained(queue, tenant)
+    queue.set(job, step=1000)
+    queue.round()
+    progress = EvaluationProgress(phase="answering", subject="base", suite="tickets", done=12, total=60, eta_s=30.0)
+    queue.set(job, evaluation=asdict(progress))
+    found = view.of_tenant(queue.platform.in_scope_of(tenant, Actor(kind="key", id="k")), tenant)
+    (placed,), answer = found.running, responses.job(jobs.get(queue.platform, tenant, job))
+    assert found.waiting_evaluations == []
+    assert (placed.kind, placed.state, placed.step, placed.total_steps) == ("evaluate", answer.state, None, None)
+    assert placed.evaluation == answer.evaluation
+    assert placed.estimated_end == int(queue.now[0].timestamp()) + 30
+    line = running_line(placed.model_dump(), now=queue.now[0].timestamp())
+    assert line.startswith("Evaluating on 1 GPU of pool local for ")
+    assert line.endswith(" · base tickets, 12 of 60 requests, 30 s left")
 
 
 def test_a_waiting_evaluation_has_no_place_in_the_queue_of_jobs(queue: Queued) -> None:

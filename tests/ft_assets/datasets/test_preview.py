@@ -55,6 +55,15 @@ def test_a_text_is_shown_with_the_token_that_ends_it(tokenizer: ChatTokenizer) -
     assert list(render_lines(shown, colour=False)) == ["row 0 (text): 4 tokens, 3 with loss", "a{+bc<|im_end|>+}"]
 
 
+def test_a_row_without_loss_says_so(tokenizer: ChatTokenizer) -> None:
+    silent = Example(kind="chat", messages=(Message(role="user", content="Hi?"), Message(role="assistant", content="Yes.", weight=0)))
+    (shown,) = preview([silent], tokenizer, max_seq_len=100)
+    lines = list(render_lines(shown, colour=False))
+    assert "  no loss: no token of this row is trained" in lines
+    (shown,) = preview([chat_example("Hi?", "Yes.")], tokenizer, max_seq_len=100)
+    assert not any("no loss" in line for line in render_lines(shown, colour=False))
+
+
 def test_lines_mark_the_loss_with_and_without_colour(tokenizer: ChatTokenizer) -> None:
     (shown,) = preview([chat_example("Hi?", "Yes.", row=7)], tokenizer, max_seq_len=100)
     plain, colour = ("\n".join(render_lines(shown, colour=c)) for c in (False, True))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.output import Json, fields, print_json
+from control_plane.cli.output import Json, fields, print_json, say
 from control_plane.cli.record_views import add_commands, given
 from control_plane.cli.tenant.account.quota_commands import quota_line
 from control_plane.cli.tenant.data.dataset_commands import Encoding, Map, Offline, RowsAt, local_file, parse_map, parse_policies
@@ -155,6 +155,8 @@ def _preview_here(
         report = validate_file(path, filename=path.name, column_map=reading["column_map"], policies=policies, output=rows).report
         if not report.valid:
             raise InvalidDataset(f"{path} has nothing to show: {report.summary()}; `ft check {path}` lists every problem")
+        if bad := report.stats["bad_rows"]:
+            say(f"{bad:,} row{' with problems is' if bad == 1 else 's with problems are'} not shown; `ft check {path}` lists every problem")
         tokenizer = ChatTokenizer.load(base.directory)
         length = max_seq_len or base.context_length
         return [asdict(p) for p in previewed(load_rows(rows), tokenizer, max_seq_len=length, num_examples=num_examples)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 import re
 import time
@@ -21,6 +22,8 @@ from control_plane.cli.tenant.account.quota_commands import quota_line
 from control_plane.cli.tenant.data.dataset_commands import HUB, Encoding, Map, Policy, RowsAt, accepted, parse_map, parse_policies, send
 from control_plane.cli.tenant.job_progress import reason, waiting
 from control_plane.cli.tenant.remote import connect, remote
+from control_plane.platform.job_states import JobState
+from control_plane.queue.status.messages import evaluation_line
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient, Record
@@ -58,6 +61,8 @@ class Gate(enum.StrEnum):
 def _where(j: Mapping[str, Any]) -> str:
     if error := j.get("error"):
         return str(error["code"])
+    if j.get("state") == "evaluating":
+        return evaluation_line(j.get("evaluation")) or reason(j)
     if j.get("total_steps") and not j.get("finished_at"):
         return f"step {j.get('step') or 0}/{j['total_steps']}"
     return waiting(j)
@@ -197,11 +202,26 @@ def check_given(*files: str | None) -> None:
 
 
 def file_id_of(client: FtClient, file: str | None, options: Mapping[str, Any]) -> str | None:
-    """Return the id of an uploaded file; a local path or a Hub dataset is uploaded first. None for None."""
+    """Return the id of an uploaded file; a local path or a Hub dataset is uploaded first, unless the same was before. None for None."""
     if file is None or (not Path(file).is_file() and not file.startswith(HUB)):
         return file
+    if found := None if file.startswith(HUB) else _uploaded_before(client, Path(file), options):
+        say(f"{file} is uploaded already: {found['id']} ({found['filename']}, {ago(found['created_at'])})")
+        return str(found["id"])
     say(f"uploading {file}")
     return str(accepted(client, send(client, file, options))["id"])
+
+
+def _uploaded_before(client: FtClient, file: Path, options: Mapping[str, Any]) -> Record | None:
+    """Return the newest valid file with these bytes that is read in the same way and does not expire."""
+    with file.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    read_as = (options.get("column_map") or {}, options.get("policies") or {})
+    for found in client.files.list(purpose="fine-tune", sha256=sha256):
+        is_kept = found["status"] == "processed" and found["expires_at"] is None
+        if is_kept and (found["column_map"], found["policies"]) == read_as:
+            return found
+    return None
 
 
 def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:
@@ -234,15 +254,23 @@ def show_job(j: Record) -> None:
         "adapter": j.get("adapter_id"), "created": ago(j.get("created_at")), "finished": ago(j.get("finished_at")),
         "starts from": warm_start["adapter"] if warm_start else None, "sweep": j.get("sweep_id"), "result of": j.get("reused_job_id"),
         "queue": waiting(j) if j.get("queue_position") else None, "waits because": reason(j), "step": steps,
-        "loss": j.get("loss"), "cost so far": cost_so_far(j), "trained tokens": f"{tokens:,}" if tokens else None,
+        "evaluation": evaluation_line(j.get("evaluation")), "loss": j.get("loss"), "cost so far": cost_so_far(j),
+        "trained tokens": f"{tokens:,}" if tokens else None,
         "error": error["message"] if error else None, "error code": error["code"] if error else None,
     })  # fmt: skip
 
 
 @remote(JOBS)
-def jobs(client: FtClient, limit: Limit = 20) -> Any:
+def jobs(
+    client: FtClient,
+    limit: Limit = 20,
+    status: Annotated[
+        str | None, typer.Option("--status", help="Only jobs with this status: queued, running, evaluating, succeeded, failed, ...")
+    ] = None,
+) -> Any:
     """List jobs, newest first."""
-    return client.jobs.list(limit=limit).take(limit)
+    shown_word = "state" if status in list(JobState) else "status"  # the column shows the state; OpenAI's words are taken too
+    return client.jobs.list(limit=limit, **given(**{shown_word: status})).take(limit)
 
 
 def job(

@@ -14,7 +14,7 @@ from control_plane.cli.record_views import add_commands, show
 from control_plane.cli.tenant.job_progress import wall_clock
 from control_plane.cli.tenant.remote import connect
 from control_plane.platform.epoch_time import span_words
-from control_plane.queue.status.messages import by_tier_words, waiting_line
+from control_plane.queue.status.messages import by_tier_words, evaluation_line, held_for, waiting_line
 
 EVERY_S = 2.0
 """Seconds between polls of the queue: scheduling cycles come every second or two."""
@@ -44,7 +44,10 @@ def queue_lines(found: Mapping[str, Any], *, now: float) -> list[str]:
         if job["reason_detail"] and job["reason_detail"] not in lines[-1]:
             lines.append(f"  {job['reason_detail']}")
         lines.append(f"  {_waited(job, now)}")
-    if found["waiting"]:
+    for job in found["waiting_evaluations"]:
+        lines.append(f"{job['id']}  {job['model']}, {gpu_count(job['num_gpus'])}, {job['tier']}")
+        lines.append(f"  Evaluating: waits for GPUs, before new trainings of its tier{_because(job)}")
+    if lines:
         lines.append("")
     lines += [line for job in found["running"] for line in (f"{job['id']}  {job['model']}", f"  {running_line(job, now=now)}")]
     if found["running"]:
@@ -53,7 +56,7 @@ def queue_lines(found: Mapping[str, Any], *, now: float) -> list[str]:
         lines.append(f"{counted(found['preparing'], 'job')} of yours is not in the queue yet: its data is being prepared".replace(
             "jobs of yours is not in the queue yet: its data is", "jobs of yours are not in the queue yet: their data is"
         ))  # fmt: skip
-    if not found["waiting"]:
+    if not found["waiting"] and not found["waiting_evaluations"]:
         lines.append("No job of yours is waiting for GPUs.")
     kinds = by_tier_words(found["by_tier"])
     lines.append(f"The queue: {counted(found['length'], 'job')}{f' ({kinds})' if kinds else ''} of all tenants")
@@ -63,12 +66,13 @@ def queue_lines(found: Mapping[str, Any], *, now: float) -> list[str]:
 
 def running_line(job: Mapping[str, Any], *, now: float) -> str:
     """Format a job that holds GPUs in one line."""
-    steps = f" · step {job['step'] or 0}/{job['total_steps']}" if job["total_steps"] else ""
-    where = f"{str(job['state']).capitalize()} on {gpu_count(job['num_gpus'])} of pool {job['pool']} for {span_words(now - job['since'])}"
+    done = evaluation_line(job["evaluation"])
+    steps = f" · step {job['step'] or 0}/{job['total_steps']}" if job["total_steps"] else f" · {done}" if done else ""
+    where = f"{held_for(job).capitalize()} on {gpu_count(job['num_gpus'])} of pool {job['pool']} for {span_words(now - job['since'])}"
     if job["stopping"]:
         return f"{where}{steps} · saving a checkpoint to make room for another job; it resumes automatically without losing work"
     end = job["estimated_end"]
-    if end is None:
+    if end is None or (job["evaluation"] or {}).get("eta_s"):
         return where + steps
     left = f"ends about {wall_clock(end, now)} (in {span_words(end - now)})" if end > now else "takes longer than expected"
     return f"{where}{steps} · {left}"
@@ -80,6 +84,11 @@ def pool_line(pool: Mapping[str, Any]) -> str:
     spot = ", spot" if pool["pricing"] == "spot" else ""
     block = f", at most {pool['largest_free']} of them on one node" if pool["free_gpus"] > pool["largest_free"] else ""
     return f"{pool['name']} ({pool['gpu_type']}{spot}): {pool['free_gpus']} of {pool['num_gpus']} GPUs free{block}{kept}"
+
+
+def _because(job: Mapping[str, Any]) -> str:
+    why = job["reason_detail"] or job["reason"]
+    return f" · {why}" if why else ""
 
 
 def _waited(job: Mapping[str, Any], now: float) -> str:

@@ -59,7 +59,7 @@ def _form(page: Page, route: Route | None = None) -> dict[str, Sequence[object]]
     given = [(one.model, one.weight) for one in route.targets] if route else []
     known = {one.id for one in offered}
     return {
-        "offered": [one.id for one in offered],
+        "offered": offered,
         "withdrawn": [name for name, _ in given if name not in known],
         "rows": [*given, *[("", "")] * SPARE_ROWS],
     }

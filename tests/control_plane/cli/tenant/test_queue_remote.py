@@ -95,7 +95,17 @@ def test_in_the_timeline_who_makes_room_is_gone_soon_and_reservations_lie_beside
 
 def test_a_job_that_makes_room_or_takes_too_long_says_so() -> None:
     now = time.time()
-    job = {"state": "running", "num_gpus": 2, "pool": "p", "since": now - 600, "step": 5, "total_steps": 10, "stopping": False}
+    job = {
+        "state": "running",
+        "num_gpus": 2,
+        "pool": "p",
+        "since": now - 600,
+        "kind": "train",
+        "evaluation": None,
+        "step": 5,
+        "total_steps": 10,
+        "stopping": False,
+    }
     assert "takes longer than expected" in commands.running_line({**job, "estimated_end": now - 5}, now=now)
     assert "(in 10 min)" in commands.running_line({**job, "estimated_end": now + 600}, now=now)
     assert "resumes automatically" in commands.running_line({**job, "estimated_end": now + 600, "stopping": True}, now=now)

@@ -155,6 +155,28 @@ def test_several_files_are_submitted_as_a_mixture(ft: Ft, write_chat_rows: Calla
     assert "weight 0.0 of" in refused.err and "[invalid_training_files" in refused.err
 
 
+def test_a_refused_submission_leaves_its_file_for_the_next_one(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    rows = write_chat_rows(120)
+    assert ft("submit", rows, "--model", "no-such-model").code == 1
+    (file,) = ft("files", "list", "--json").json
+    done = ft("submit", rows, "--model", MODEL, "--json")
+    assert done.json["training_file"] == file["id"]
+    assert f"{rows} is uploaded already: {file['id']} (support.jsonl, " in done.err
+    assert [one["id"] for one in ft("files", "list", "--json").json] == [file["id"]]
+    other = ft("submit", rows, "--model", MODEL, "--policy", "pii=redact", "--json").json
+    assert other["training_file"] != file["id"], "a file that was checked otherwise is another one"
+
+
+def test_jobs_are_listed_by_the_status_that_the_list_shows(ft: Ft, platform: Platform, job_id: str) -> None:
+    assert [j["id"] for j in ft("jobs", "--status", "validating", "--json").json] == [job_id]
+    assert [j["id"] for j in ft("jobs", "--status", "validating_files", "--json").json] == [job_id], "OpenAI's word"
+    move(platform, job_id, JobState.QUEUED)
+    assert ft("jobs", "--status", "validating", "--json").json == []
+    refused = ft("jobs", "--status", "waiting")
+    assert refused.code == 1
+    assert "'waiting' does not exist; use one of" in refused.err
+
+
 def test_a_job_is_paused_resumed_and_cancelled(ft: Ft, platform: Platform, job_id: str) -> None:
     move(platform, job_id, JobState.QUEUED)
     assert "paused" in ft("pause", job_id).err

@@ -47,3 +47,10 @@ def test_amounts_show_their_sign_and_fractions_of_cents(micros: int, expected: s
 
 def test_code_in_prose_is_marked_and_everything_is_escaped() -> None:
     assert jinja_environment._prose("Send `a < b` & <b>") == "Send <code>a &lt; b</code> &amp; &lt;b&gt;"
+
+
+@pytest.mark.parametrize(("last", "shown"), [(379.0, ["0", "190", "step 379"]), (1.0, ["0", "", "step 1"])])
+def test_steps_below_a_chart_are_whole_numbers(last: float, shown: list[str]) -> None:
+    line = charts.Line(points=((0.0, 2.0), (last, 1.0)), metric="loss")
+    drawn = charts.Curve(title="Loss", lines=(line,)).svg()
+    assert re.findall(r'<text class="x"[^>]*>([^<]*)</text>', drawn) == shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ from control_plane.datasets import suites
 from control_plane.datasets.scored_suites import service as scored_suites
 from control_plane.datasets.scored_suites.service import Scoring
 from control_plane.datasets.tables import datasets
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
@@ -84,7 +86,35 @@ def test_a_dataset_lists_its_versions_and_where_they_are_used(visitor: Visitor, 
     assert "Version 1" in page
     form = visitor.get(f"/console/jobs/new?dataset={world.dataset}").text
     file = jobs.get(world.platform, world.tenant, world.running).job.training_file
-    assert f'<option value="{file}" selected>' in form
+    assert f'<option value="{file}" data-dated selected>' in form
+
+
+def test_files_of_one_name_are_told_apart_by_size_and_time(visitor: Visitor, world: World) -> None:
+    file = jobs.get(world.platform, world.tenant, world.running).job.training_file
+    found = uploaded_files.get(world.platform, world.tenant, file)
+    options = re.findall(rf'<option value="{file}"[^>]*>([^<]*)</option>', visitor.get("/console/jobs/new").text)
+    assert len(options) == 3, "training data, a further file, and validation data"
+    for option in options:
+        assert option.endswith(f"KiB, {found.created_at:%Y-%m-%dT%H:%M:%SZ})")
+
+
+def test_methods_have_names_in_the_order_of_use(visitor: Visitor) -> None:
+    choice = visitor.get("/console/jobs/new").text.partition('name="method"')[2].partition("</select>")[0]
+    assert re.findall(r'value="(\w+)"', choice) == ["sft", "dpo", "cpt", "kto", "orpo", "simpo"]
+    assert "Supervised fine-tuning (SFT): examples of good answers" in choice
+
+
+def test_an_upload_offers_encodings_and_leaving_bad_rows_out(visitor: Visitor) -> None:
+    page = visitor.get("/console/datasets/new").text
+    assert '<option value="windows-1252">Windows-1252</option>' in page
+    assert 'id="bad_rows"' in page
+
+
+def test_a_model_page_shows_a_request_like_its_rows(visitor: Visitor, world: World) -> None:
+    page = unescape(visitor.get(f"/console/models/{world.production}").text)
+    assert '{"role": "user", "content": "How do I reset password 0?' in page.partition('id="use"')[2]
+    assert "&message=How+do+I+reset+password+0%3F" in page
+    assert f'href="/console/models/{world.production}#use"' in visitor.get("/console").text
 
 
 def test_a_suite_shows_where_it_was_found_and_is_removed_by_its_owner(visitor: Visitor, other: Visitor, world: World) -> None:
@@ -176,6 +206,16 @@ def test_job_that_was_trained_and_not_approved_says_so_also_without_a_report(vis
     assert "Trained, not approved" in visitor.get("/console/jobs").text
 
 
+def test_jobs_that_failed_alike_are_one_line_on_the_overview(visitor: Visitor, world: World) -> None:
+    made = [_failed(world, {"code": "diverged", "message": "The loss exploded.", "param": None}) for _ in range(3)]
+    attention = visitor.get("/console").text.partition('id="attention"')[2].partition("</section>")[0]
+    assert attention.count("The loss exploded.") == 1
+    assert "3 times" in attention
+    assert [job for job in made if job in attention] == made[2:], "the newest"
+    page = visitor.get(f"/console/jobs/{made[0]}").text
+    assert "<p>The loss exploded.</p>" in page, "one full stop"
+
+
 def test_a_running_job_shows_its_curves_and_where_the_stream_goes_on(visitor: Visitor, world: World) -> None:
     page = visitor.get(f"/console/jobs/{world.running}").text
     for title in ("Loss", "Learning rate", "Gradient norm", "Tokens per second", "GPU memory in GiB"):
@@ -206,9 +246,9 @@ def test_a_mixture_shows_its_files_and_the_loss_of_each(visitor: Visitor, world:
     assert "weight 2" in page and "weight 1" in page
     form = visitor.get(f"/console/jobs/new?like={job}").text.partition("<template")[0]
     assert form.count("data-source>") == 2
-    assert [value in form for value in (f'<option value="{file}" selected>', 'data-much value="2.0"', 'data-much value="1.0"')] == [
-        True
-    ] * 3
+    assert [
+        value in form for value in (f'<option value="{file}" data-dated selected>', 'data-much value="2.0"', 'data-much value="1.0"')
+    ] == [True] * 3
     assert f'<option value="" disabled selected>Not available: {world.validating_file}</option>' in form, "no other file takes its place"
 
 
