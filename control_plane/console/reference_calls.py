@@ -35,7 +35,7 @@ JOB = (
 )
 OPENAI: Mapping[str, OpenAiCall] = {
     "POST /v1/files": _call("files.create", *UPLOAD, "expires_after[anchor]", "expires_after[seconds]"),
-    "GET /v1/files": _call("files.list"),
+    "GET /v1/files": _call("files.list", "sha256"),
     "GET /v1/files/{file_id}": _call("files.retrieve"),
     "DELETE /v1/files/{file_id}": _call("files.delete"),
     "GET /v1/files/{file_id}/content": _call("files.content"),
