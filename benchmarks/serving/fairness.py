@@ -1,10 +1,11 @@
 """Time to first token of a quiet tenant while another floods, through the API and one embedded server.
 
-    python -m benchmarks.serving.fairness [--quick] [--streams 150] [--out benchmarks/serving_fairness_cpu_202611.json]
+    python -m benchmarks.serving.fairness [--quick] [--streams 150] [--vllm PYTHON] [--out benchmarks/serving_fairness_cpu_202611.json]
 
 The quiet tenant sends one streamed chat after the other, first alone, then while a tenant of the same tier keeps so many streams open, each
 of a long answer, from another process; refused ones are sent again after the time that the refusal names. `ratio_p95` is the target's
-figure: at most 3.
+figure: at most 3. With `--vllm`, the Python of an environment with vLLM (`make vllm`), the same is measured with it: it has no turns among
+tenants, so that only the limits of the API protect the quiet one.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from typing import Any
 
 import httpx
 
-from benchmarks.serving.place import BASE_NAME, QUESTION, REPOSITORY, Place, place
+from benchmarks.serving.place import BASE_NAME, QUESTION, REPOSITORY, Place, place, vllm_server
+from control_plane.models.catalogue import catalogue_of
+from control_plane.platform.settings import load
 from control_plane.tenants import service as tenants
 
+BATCH = 32
+"""Requests answered together: the embedded server's default."""
 PAUSE_S = 0.2
 LONG_PROMPT = [{"role": "user", "content": "Where is my parcel? " * 40}]
 
@@ -114,15 +119,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--streams", type=int, default=150)
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--flood", metavar="URL", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.flood:
         flood(given.flood, os.environ["FT_KEY"], streams=given.streams)
         return
-    with place(num_servers=1) as there:
-        found = measure(there, streams=given.streams, count=10 if given.quick else 60)
-    print(json.dumps(found, indent=1))
+    found: dict[str, Any] = {"cpus": os.cpu_count(), "load_1m": round(os.getloadavg()[0], 1)}
+    digest = catalogue_of(load({})).get(BASE_NAME).digest
+    engines = {"embedded": [], "vllm": [vllm_server(given.vllm, base_digest=digest, max_num_seqs=BATCH)] if given.vllm else None}
+    for name, servers in engines.items():
+        if servers is not None:
+            with place(num_servers=1, given=servers) as there:
+                found[name] = measure(there, streams=given.streams, count=10 if given.quick else 60)
+                print(name, json.dumps(found[name], indent=1), flush=True)
     if given.out:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -96,6 +96,18 @@ def server(*options: str) -> Process:
     )
 
 
+def vllm_server(python: Path, *, base_digest: str, max_num_seqs: int) -> Process:
+    """The real vLLM on CPUs (`make vllm`), which serves the base without adapters."""
+    port = free_port()
+    command = [
+        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(BASE), "--host", "127.0.0.1", "--port", str(port),
+        "--served-model-name", BASE_NAME, f"{BASE_NAME}@sha256:{base_digest}", "--dtype", "float32", "--max-model-len", "1024",
+        "--max-num-seqs", str(max_num_seqs), "--kv-cache-memory-bytes", str(256 << 20), "--api-key", TOKEN,
+    ]  # fmt: skip
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_PLUGINS": ""}
+    return Process(command=command, url=f"http://127.0.0.1:{port}", probe="/health", env=env)
+
+
 @dataclass(kw_only=True)
 class Place:
     platform: Platform
@@ -139,14 +151,14 @@ class Place:
 
 
 @contextmanager
-def place(num_servers: int = 2) -> Iterator[Place]:
-    """Everything that a request passes, each in its process; all of it has ended when the block has."""
+def place(num_servers: int = 2, *, given: Sequence[Process] = ()) -> Iterator[Place]:
+    """Everything that a request passes, each in its process; all of it has ended when the block has. `given`: other servers than ours."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ft-serving-")))
         home.chmod(0o755)
         database = embedded.start(home / "postgres", databases=("ft",))
         stack.callback(embedded.stop, database)
-        servers = [server() for _ in range(num_servers)]
+        servers = list(given) or [server() for _ in range(num_servers)]
         port = free_port()
         env = {
             "FT_HOME": str(home / "ft"), "FT_DATABASE_URL": embedded.socket_url(home / "postgres", "ft"), "FT_API_PORT": str(port),
@@ -161,6 +173,6 @@ def place(num_servers: int = 2) -> Iterator[Place]:
             stack.callback(process.stop)
             process.start()
         for process in (*servers, api):
-            process.wait()
+            process.wait(timeout_s=480 if given else 120)
         _, key = tenants.create(platform, "bench")
         yield Place(platform=platform, api=api, servers=servers, tenant="bench", key=key.secret)
