@@ -61,9 +61,10 @@ const CODE = {
     const options = [["validation_file", "--validation-file"], ["suffix", "--suffix"], ["method", "--method"], ["adapter", "--adapter"]];
     const given = options.filter(([name]) => job[name]).map(([name, option]) => `${option} ${quoted(job[name])}`);
     const settings = Object.entries(job.hyperparameters ?? {}).map(([name, value]) => `--hp ${quoted(`${name}=${value}`)}`);
-    const missing = job.eval_config ? "\n# ft has no option for eval_config; use curl or Python" : "";
+    const { mode, skip = [], ...rest } = job.eval_config ?? {}, gate = [...(mode ? [`--gate ${mode}`] : []), ...skip.map((rule) => `--skip ${rule}`)];
+    const missing = Object.keys(rest).length ? `\n# ft has no option for ${Object.keys(rest).join(", ")} of eval_config; use curl or Python` : "";
     const files = (job.training_files ?? [{ file: job.training_file }]).map(({ file, weight, tokens }) => file + (weight ? `,weight=${weight}` : tokens ? `,tokens=${tokens}` : ""));
-    return ["ft submit", ...files, `--model ${quoted(job.model)}`, ...given, ...settings, ...(job.auto_promote === false ? ["--no-promote"] : []), "--wait"].join(" ") + missing;
+    return ["ft submit", ...files, `--model ${quoted(job.model)}`, ...given, ...settings, ...gate, ...(job.auto_promote === false ? ["--no-promote"] : []), "--wait"].join(" ") + missing;
   },
 };
 
