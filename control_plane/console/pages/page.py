@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from control_plane.console.documents import guides
 from control_plane.console.jinja_environment import render
 from control_plane.http.authentication import CredentialDep, PlatformDep, ReaderPrincipal
 from control_plane.http.error_responses import Refused
@@ -87,6 +88,11 @@ class Page:
     def sections(self) -> tuple[tuple[str, str, str], ...]:
         """The navigation: address, icon and name of each section that the caller may open."""
         return SECTIONS + ADMIN_SECTIONS if self.may("admin") else SECTIONS
+
+    @property
+    def guides(self) -> frozenset[str]:
+        """Guides that pages may link to."""
+        return guides.names()
 
     @property
     def tenant(self) -> str:

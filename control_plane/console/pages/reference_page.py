@@ -1,4 +1,4 @@
-"""``/docs``: the API reference, rendered from the OpenAPI document."""
+"""``/docs``: the API reference, rendered from the OpenAPI document; and the guides."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, FastAPI, Header, Request
 from fastapi.responses import Response
 
+from control_plane.console.documents import guides
 from control_plane.console.jinja_environment import render
-from control_plane.console.pages.page import PageRoute
+from control_plane.console.pages.page import PageDep, PageRoute
 from control_plane.console.reference_calls import BODIES, FT, OPENAI, OpenAiCall
 from control_plane.http.authentication import WholePlatform
+from ft_assets.errors import NotFound
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 JSON = "application/json"
@@ -82,6 +84,15 @@ def reference(request: Request, platform: WholePlatform, accept_encoding: Annota
     if "gzip" in accept_encoding:
         return Response(page, media_type="text/html", headers=headers | {"content-encoding": "gzip"})
     return Response(gzip.decompress(page), media_type="text/html", headers=headers)
+
+
+@router.get(guides.PLACE)
+@router.get(f"{guides.PLACE}/{{name}}")
+def guide(page: PageDep, name: str = guides.INDEX) -> Response:
+    """Show a guide; without a name, the list of them by task."""
+    if name not in guides.names():
+        raise NotFound(f"no guide {name[:60]!r}; see {guides.PLACE}")
+    return page.show("guide.html", guide=guides.guide(name))
 
 
 def _by_tag(document: Mapping[str, Any], url: str) -> Mapping[str, list[Operation]]:

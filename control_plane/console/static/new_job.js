@@ -61,8 +61,8 @@ const CODE = {
     const options = [["validation_file", "--validation-file"], ["suffix", "--suffix"], ["method", "--method"], ["adapter", "--adapter"]];
     const given = options.filter(([name]) => job[name]).map(([name, option]) => `${option} ${quoted(job[name])}`);
     const settings = Object.entries(job.hyperparameters ?? {}).map(([name, value]) => `--hp ${quoted(`${name}=${value}`)}`);
-    const { mode, skip = [], ...rest } = job.eval_config ?? {};
-    const gate = [...(mode ? [mode === "experiment" ? "--experiment" : `--gate ${mode}`] : []), ...skip.map((rule) => `--skip ${rule}`)];
+    const { mode, skip = [], suites = [], ...rest } = job.eval_config ?? {};
+    const gate = [...(mode ? [mode === "experiment" ? "--experiment" : `--gate ${mode}`] : []), ...skip.map((rule) => `--skip ${rule}`), ...suites.map((suite) => `--suite ${suite}`)];
     const promote = job.auto_promote === undefined ? [] : [job.auto_promote ? "--promote" : "--no-promote"];
     const missing = Object.keys(rest).length ? `\n# ft has no option for ${Object.keys(rest).join(", ")} of eval_config; use curl or Python` : "";
     const files = (job.training_files ?? [{ file: job.training_file }]).map(({ file, weight, tokens }) => file + (weight ? `,weight=${weight}` : tokens ? `,tokens=${tokens}` : ""));

@@ -89,8 +89,8 @@ class RunningJob:
     estimated_end: datetime | None
     step: int | None
     total_steps: int | None
-    evaluation: EvaluationProgress | None
-    """Progress of the evaluation that follows training, while it runs."""
+    evaluation: Mapping[str, Any] | None
+    """Progress of the evaluation that follows training, as stored, while it runs."""
     preemptions: int
     stop_asked_at: datetime | None
     """When it was asked to save a checkpoint and release its GPUs to another job."""
@@ -299,7 +299,7 @@ def _running(conn: Connection, which: sa.ColumnElement[bool], now: datetime) -> 
 
 def _measured_end(job: RunningJob, now: datetime) -> RunningJob:
     """Replace the planned end of an evaluation by the one that it reports."""
-    left_s = None if job.evaluation is None else job.evaluation.eta_s
+    left_s = None if job.evaluation is None else job.evaluation.get("eta_s")
     return job if left_s is None else replace(job, estimated_end=now + timedelta(seconds=left_s))
 
 

@@ -37,6 +37,8 @@ PAGES: dict[str, Callable[[World], str]] = {
     "base model": lambda w: "/console/models/base/tiny-base",
     "playground": lambda w: "/console/playground",
     "queue": lambda w: "/console/queue",
+    "guides": lambda w: "/console/guides",
+    "guide": lambda w: "/console/guides/datasets",
     "usage": lambda w: "/console/usage",
     "invoices": lambda w: "/console/usage/invoices",
     "invoice": lambda w: f"/console/usage/invoices/{w.month}",

@@ -197,6 +197,45 @@ def test_a_new_job_warns_about_its_data_and_leaves_rules_out(page: Page, world: 
     page.locator("[data-price]").filter(has_text="$").wait_for()
 
 
+def test_a_refused_setting_has_its_reason_beside_its_field(page: Page, world: World) -> None:
+    page.goto(f"/console/jobs/new?dataset={world.dataset}")
+    page.locator("[data-price]").filter(has_text="$").wait_for()
+    rate = page.get_by_label("Learning rate", exact=True)
+    hint = page.locator(".field", has=rate).locator(".hint").text_content() or ""
+    assert "A number above 0 and at most 1." in hint and re.search(r"Default 0\.\d+: \w+", hint), (
+        "what is allowed, and why the default is so"
+    )
+    rate.fill("7")
+    reason = page.locator(".field", has=rate).locator("[data-reason]")
+    reason.wait_for()
+    assert "learning_rate 7" in (reason.text_content() or "")
+    assert rate.get_attribute("aria-describedby") == reason.get_attribute("id")
+    assert "Change Learning rate" in (page.locator("[data-refusal]").text_content() or "")
+    assert axe(page) == []
+    rate.fill("")
+    reason.wait_for(state="detached")
+    page.locator("[data-price]").filter(has_text="$").wait_for()
+
+
+def test_a_refused_file_is_read_again_as_its_report_suggests(page: Page, tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"Row {n}?"}, {"role": "assistant", "content": f"Yes {n}."}]} for n in range(20)]
+    bad, excel = tmp_path / "one bad row.jsonl", tmp_path / "excel.csv"
+    bad.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{not JSON}\n")
+    excel.write_bytes(b"prompt,completion\n" + b"".join(f"Wo ist Nr. {n}?,Im Büro {n}.\n".encode("cp1252") for n in range(20)))
+    page.goto("/console/datasets/new")
+    for file, button in ((bad, "Leave out 1 bad row"), (excel, "Read it as windows-1252")):
+        page.locator("#files").set_input_files(str(file))
+        page.get_by_role("button", name=button).click()
+        page.locator("[data-uploads] li", has_text=file.name).get_by_text("Valid", exact=True).wait_for()
+    page.locator("#bad_rows").check()
+    page.locator("#encoding").select_option("windows-1252")
+    again = tmp_path / "again.csv"
+    again.write_bytes(excel.read_bytes().replace(b"Im", b"Am"))
+    page.locator("#files").set_input_files(str(again))
+    page.locator("[data-uploads] li", has_text=again.name).get_by_text("Valid", exact=True).wait_for()
+    assert axe(page) == []
+
+
 def test_a_finished_job_asks_for_nothing(page: Page, world: World) -> None:
     asked: list[str] = []
     page.goto(f"/console/jobs/{world.failed}", wait_until="networkidle")
