@@ -26,6 +26,8 @@ from tests.ft_assets.training.runtime.objectives.preference_runs import (  # noq
     objective_of,
     stirred,
 )
+from tests.ft_assets.training.runtime.objectives.test_preference_attempts import train  # noqa: E402
+from tests.ft_assets.training.runtime.parallel.test_torchrun import torchrun  # noqa: E402
 from tests.support.models.deterministic_torch import deterministic_only_here  # noqa: E402, F401
 from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
 
@@ -147,3 +149,17 @@ def test_a_reference_of_a_mixture_names_the_packs_of_its_files(mixed: Mixed, tmp
     assert (of_train.num_rows, held_out.num_rows) == (pack.train.num_rows, pack.validation.num_rows)
     with pytest.raises(BadInput, match="have pack"):
         reference_reader.load(replace(run, spec=replace(run.spec, sources=turned.sources)), pack, pack.train.whole())
+
+
+@pytest.mark.slow
+def test_ranks_whose_rows_are_of_different_files_report_what_one_rank_does(mixed: Mixed, tmp_path: Path) -> None:
+    """Every rank of a sharded model makes the same passes, whatever the files of its rows; together they compute the reference."""
+    run = mixed.run("dpo", tmp_path / "one")
+    run = replace(run, spec=replace(run.spec, lora=LoraSettings(rank=4, alpha=8, dropout=0.0)))
+    opt = replace(run.spec.optimization, accumulation_steps=1)
+    shared = replace(run.spec, world_size=2, strategy="fsdp2", optimization=opt)
+    alone = train(run)
+    together = train(replace(run, spec=shared, work_dir=tmp_path / "two", reference_dir=None), module=torchrun(2))
+    assert any("loss/ds_small" in step and "loss/ds_large" in step for step in alone)
+    for mine, theirs in zip(alone, together, strict=True):
+        assert theirs == pytest.approx(mine, rel=1e-3, abs=1e-4)
