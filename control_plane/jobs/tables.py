@@ -10,8 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from control_plane.jobs.job_documents import EvaluationProgress as EvaluationProgress
-from control_plane.jobs.job_documents import WarmStartSource
+from control_plane.jobs.job_documents import EvaluationProgress, WarmStartSource
 from control_plane.platform.job_states import JobState
 from control_plane.platform.tables import metadata, timestamp
 from ft_assets.datasets.mixture import MixedFile

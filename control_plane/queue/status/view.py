@@ -16,7 +16,7 @@ from control_plane.adapters.tables import exports
 from control_plane.capacity.configured_pools import pools
 from control_plane.capacity.occupancy import Held, PoolUse, occupancy
 from control_plane.capacity.pools import Pool
-from control_plane.jobs.tables import EvaluationProgress, jobs
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.records import columns, many, one_or_none
