@@ -92,8 +92,9 @@ class Suite:
 
     @cached_property
     def digest(self) -> str:
-        """Key of the suite's answers, known before anything is generated."""
-        return requests.digest(f"{self.id}@{self.version}" if self.version else self.id, self.requests, protocol=PROTOCOL)
+        """Key of the suite's answers, known before anything is generated. Versions of a scored suite share those of equal requests."""
+        of_version = bool(self.version) and self.kind != "scored"
+        return requests.digest(f"{self.id}@{self.version}" if of_version else self.id, self.requests, protocol=PROTOCOL)
 
 
 def conversation_suite(

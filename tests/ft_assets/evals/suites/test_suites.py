@@ -104,6 +104,19 @@ def test_every_suite_has_a_digest_that_follows_from_what_is_asked_and_from_nothi
     assert len({digest, *(other.digest for other in others)}) == len(others) + 1
 
 
+def test_versions_of_a_scored_suite_share_the_answers_to_equal_prompts() -> None:
+    items = suite_items.holdout_items([row(1), row(2)])
+
+    def made(name: str, version: str, *, items: list[suite_items.Item] = items) -> suite_items.Suite:
+        decoding = suite_items.Decoding()
+        return suite_items.scored_suite(name, version, items, decoding, longest_expected=4, longest_reasoning=None)
+
+    assert (made("refunds", "3").id, made("refunds", "3").version) == ("suite/refunds", "3")
+    assert made("refunds", "3").digest == made("refunds", "4").digest
+    assert made("refunds", "3").digest != made("refunds", "3", items=items[:1]).digest
+    assert made("refunds", "3", items=[replace(item, expected=None) for item in items]).requests[0].max_new_tokens == 256  # type: ignore[union-attr]
+
+
 def test_an_answer_may_be_half_as_long_again_as_the_longest_expected_one() -> None:
     items = suite_items.holdout_items([row(1)])
     asked = [
@@ -179,12 +192,15 @@ def test_a_run_file_survives_being_written_and_refuses_what_it_does_not_know(tmp
         ({"golden_min_share": 90}, "golden_min_share", "from 0 to 1"),
         ({"max_items": 2.5}, "max_items", "not a whole number"),
         ({"max_items": True}, "max_items", "not a whole number"),
-        ({"mode": "async"}, "mode", "not one of gate, monitor"),
+        ({"mode": "async"}, "mode", "not one of gate, experiment, monitor, off"),
         ({"block_regression": 1}, "block_regression", "not one of True, False"),
         ({"judge": "yes"}, "judge", "not one of True, False, null"),
         ({"capability": "mmlu"}, "capability", "not a list of at most 16 suite names"),
         ({"capability": ["../mmlu"]}, "capability", "not a list of at most 16 suite names"),
-        ({"skip": ["adapter_applied"]}, "skip", "may only list golden, task, perplexity"),
+        ({"suites": "refunds"}, "suites", "not a list of at most 16 suite names"),
+        ({"suites": ["refunds@0"]}, "suites", "not a list of at most 16 suite names"),
+        ({"suites": ["refunds", "refunds@2"]}, "suites", "two versions of one suite"),
+        ({"skip": ["adapter_applied"]}, "skip", "may only list golden, task, answers, perplexity, suites"),
     ],
 )
 def test_an_eval_config_that_cannot_be_meant_is_refused_by_name(given: dict[str, object], param: str, message: str) -> None:
