@@ -329,6 +329,7 @@ def test_a_node_that_takes_its_workloads_back_does_not_count_against_the_evaluat
     job.evaluate()
     node.join()
     assert job.outcomes() == ["preempted"] * 4 + ["succeeded"]
+    assert [error.code for error in job.following.failures] == ["attempt_stopped"] * 4, "none of its runs failed"
 
 
 @pytest.mark.slow
