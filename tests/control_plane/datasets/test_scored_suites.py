@@ -75,6 +75,44 @@ def test_scoring_that_is_unclear_is_refused_by_field(given: dict[str, Any], para
     assert refused.value.param == param
 
 
+def test_a_name_that_no_job_could_give_is_refused(platform: Platform, tenant: Tenant) -> None:
+    longest = "n" * 80
+    assert config.parse({"suites": [add(platform, tenant, REFUNDS, name=longest).reference]}).suites == (f"{longest}@1",)
+    with pytest.raises(InvalidRequest, match="name has 81 characters, the limit is 80") as refused:
+        add(platform, tenant, REFUNDS, name=f"{longest}n")
+    assert refused.value.param == "name"
+
+
+@pytest.mark.parametrize(
+    ("templates", "path"),
+    [
+        ({"reference": "{{item.wnated}}"}, "item.wnated"),
+        ({"input": "{{ sample.text }}"}, "sample.text"),
+        ({"input": "{{sample.output_json.word}}", "reference": "{{item.wnated}}"}, "item.wnated"),
+        ({"input": "{{sample.output_json.word}}"}, None),
+    ],
+)
+def test_a_grader_that_reads_what_no_row_has_is_refused(
+    platform: Platform, tenant: Tenant, templates: dict[str, str], path: str | None
+) -> None:
+    rows = [{"prompt": f"Say {word}", "wanted": word} for word in ("one", "two")]
+    scoring = Scoring(metric="reward", grader=IS_ONE | templates)
+    if path is None:
+        assert add(platform, tenant, rows, scoring=scoring).num_items == 2
+        return
+    error = refusal(platform, tenant, rows, scoring)
+    assert (error.param, f"the grader reads {{{{{path}}}}}, which row 1 of refunds.jsonl does not have" in error.message) == (
+        "grader",
+        True,
+    )
+
+
+def test_a_row_that_graders_cannot_read_is_refused(platform: Platform, tenant: Tenant) -> None:
+    row = {"prompt": "Say one", "wanted": "one", "notes": "n" * 200_000}
+    error = refusal(platform, tenant, [row], Scoring(metric="reward", grader=IS_ONE))
+    assert "row 1 of refunds.jsonl has 200,0" in error.message and "at most 200,000" in error.message
+
+
 def test_answers_are_scored_by_the_metric_or_by_a_grader_that_sees_the_row(platform: Platform, tenant: Tenant) -> None:
     exact = add(platform, tenant, REFUNDS)
     rows = [{"prompt": f"Say {word}", "wanted": word} for word in ("one", "two")]
