@@ -19,7 +19,9 @@ from sqlalchemy.engine import Connection
 
 from control_plane.datasets import orphaned_objects
 from control_plane.datasets.scored_suites.tables import ScoredSuite, scored_suites
+from control_plane.evaluations.tables import evaluations
 from control_plane.graders import rules as graders
+from control_plane.jobs.tables import jobs, sweeps
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many, one
 from control_plane.sandbox import scratch
@@ -153,7 +155,19 @@ def _next_version(conn: Connection, tenant: str, name: str) -> int:
             f"limit of versions of scored suites reached ({MAX_VERSIONS}); remove a suite with old versions", code="too_many_suites"
         )
     newest = conn.execute(sa.select(sa.func.max(s.version)).where(s.tenant_id == tenant, s.name == name)).scalar_one()
-    return int(newest or 0) + 1
+    return int(newest or _last_named(conn, tenant, name)) + 1
+
+
+def _last_named(conn: Connection, tenant: str, name: str) -> int:
+    """Return the highest version of a removed suite that a job, a sweep or an evaluation names: no other items get its number."""
+    found = [0]
+    for table, rules in (
+        (jobs, jobs.c.request["eval_config"]), (sweeps, sweeps.c.request["eval_config"]), (evaluations, evaluations.c.eval_config),
+    ):  # fmt: skip
+        query = sa.select(rules["suites"]).where(table.c.tenant_id == tenant, rules["suites"].is_not(None)).distinct()
+        references = [reference.partition("@") for suites in conn.scalars(query) for reference in suites or ()]
+        found += [int(version) for of, _, version in references if of == name and version]
+    return max(found)
 
 
 def newest(platform: Platform, tenant: str) -> Sequence[ScoredSuite]:

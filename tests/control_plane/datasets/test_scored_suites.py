@@ -157,6 +157,17 @@ def test_a_suite_that_was_removed_is_asked_no_more(platform: Platform, tenant: T
         scored_suites.remove(platform, tenant.id, "refunds")
 
 
+def test_a_version_that_a_job_names_is_not_given_to_other_items(platform: Platform, tenant: Tenant, training_file: str) -> None:
+    add(platform, tenant, REFUNDS)
+    second = add(platform, tenant, REFUNDS[1:])
+    body = {"model": "tiny-base", "training_file": training_file, "eval_config": {"suites": ["refunds"]}}
+    jobs.submit(platform, tenant.id, JobRequest.from_body(body))
+    scored_suites.remove(platform, tenant.id, "refunds")
+    assert add(platform, tenant, REFUNDS[2:]).version == 3
+    assert scored_suites.asked(platform, tenant.id, config.parse({"suites": [second.reference]})) == []
+    assert add(platform, tenant, REFUNDS, name="refunds-2").version == 1, "the name of another suite"
+
+
 def test_a_suite_is_kept_listed_and_removed_over_the_api(ft: FtClient, tmp_path: Path) -> None:
     file = tmp_path / "refunds.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in REFUNDS))
