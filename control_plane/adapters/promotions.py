@@ -5,6 +5,7 @@ The desired state is a row, written in one transaction with the stage; serving f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.adapters.service import find, get_adapter, kept, locked, set_stage, unservable, versions
 from control_plane.adapters.tables import Adapter, adapters
+from control_plane.evaluations.tables import evaluations
 from control_plane.notifications import outbox
 from control_plane.platform.context import Platform
 from control_plane.serving import accepted_bases, model_routes, node_files, observations, rollout
@@ -23,6 +25,7 @@ from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, AdapterRecord, parse_name
 from ft_assets.adapters.stages import TRANSITIONS, Stage, check_transition
 from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from ft_assets.evals.gate.verdict import QUARANTINED, Finding, Verdict
 from ft_assets.storable_text import printable
 
 
@@ -138,7 +141,30 @@ def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.Fl
     return promotion_rules.Candidate(
         record=current, served_digests=sorted(reported or {in_catalogue}), from_servers=bool(reported), accepted_digests=accepted,
         catalogue_digest=in_catalogue, file_refusals=found, starts_servers=platform.servers is not None,
+        failed=failed_rules(platform, current),
     )  # fmt: skip
+
+
+def failed_rules(platform: Platform, record: AdapterRecord) -> Sequence[Finding]:
+    """Return the findings that quarantined an adapter; none if it is not quarantined, or its report was deleted."""
+    try:
+        return quarantining_verdict(platform, record).failed if record.stage == Stage.QUARANTINED else ()
+    except NotFound:
+        return ()
+
+
+def quarantining_verdict(platform: Platform, record: AdapterRecord) -> Verdict:
+    """Return the verdict that quarantined an adapter, or else that of its job's evaluation; ``NotFound`` if its report was deleted."""
+    e = evaluations.c
+    query = (
+        sa.select(e.report_key)
+        .where(e.adapter_id == record.id, e.outcome == QUARANTINED, e.eval_config.is_(None), e.report_key.is_not(None))
+        .order_by(e.finished_at.desc(), e.id.desc())
+        .limit(1)
+    )
+    with platform.engine.connect() as conn:
+        key = conn.execute(query).scalar() or record.eval_report_key
+    return Verdict.from_dict(json.loads(platform.objects.get_bytes(key))["verdict"])
 
 
 def obstacles(platform: Platform, tenant: str, reference: str) -> list[str]:

@@ -91,10 +91,11 @@ def cell(row: Any, of: Cell) -> str:
 
 
 def job_state(job: Mapping[str, Any]) -> str:
-    """Return a job's state in words: one whose model failed its gate was trained."""
+    """Return the state of a job, or of a sweep's trial, in words: one whose model failed its gate was trained."""
     if (job.get("error") or {}).get("code") == "gate_failed":
         return "trained, not approved"
-    return str(job.get("state") or job["status"])
+    state = str(job.get("state") or job["status"])
+    return f"{state}, not approved" if state == "succeeded" and job.get("adapter_id") and not job.get("fine_tuned_model") else state
 
 
 def since(name: str) -> Cell:

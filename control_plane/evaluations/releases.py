@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.adapters import promotions, service
 from control_plane.adapters.promotions import MAX_NOTE_CHARS, PENDING
 from control_plane.adapters.service import get_adapter, locked
 from control_plane.adapters.tables import Adapter
-from control_plane.evaluations import reports
-from control_plane.evaluations.tables import evaluations
 from control_plane.jobs import results, transitions
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
@@ -23,8 +19,7 @@ from ft_assets.adapters import promotion_rules
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
-from ft_assets.evals.gate.verdict import QUARANTINED, Verdict
+from ft_assets.errors import Conflict, InvalidRequest
 from ft_assets.storable_text import printable
 
 
@@ -38,7 +33,7 @@ def release(platform: Platform, tenant: str, reference: str, *, by: str, reason:
     current = get_adapter(platform, tenant, reference)
     if current.released_at is not None and current.stage != Stage.QUARANTINED:
         return current
-    findings, policy = _quarantining_verdict(platform, current).findings, platform.settings.release_policy
+    findings, policy = promotions.quarantining_verdict(platform, current).findings, platform.settings.release_policy
     files = _file_refusals(platform, current)
     if found := promotion_rules.release_refusals(current, findings, files, policy=policy, by_operator=by_operator):
         reasons = "; ".join(f"{r.code}: {r.detail}" for r in found)
@@ -50,11 +45,11 @@ def release(platform: Platform, tenant: str, reference: str, *, by: str, reason:
             return get_adapter(platform, tenant, current.id)
         needs_approval = (job.request.get("eval_config") or {}).get("approval") == "required"
         _record_release(platform, conn, record, by=by, why=why, approval=PENDING if needs_approval else record.approval)
-        succeeds = job.state == JobState.FAILED and (job.error or {}).get("code") == "gate_failed"
-        if succeeds:
+        has_failed = job.state == JobState.FAILED and (job.error or {}).get("code") == "gate_failed"
+        if has_failed or job.state == JobState.SUCCEEDED:  # an experiment
             message = f"Model {record.name} did not pass its gate and was released by {by}: {why}"
             transitions.succeed_by_release(conn, job, message=message, now=platform.clock(), fine_tuned_model=record.name)
-    if succeeds:
+    if has_failed:
         results.store(platform, tenant, job.id)
     return get_adapter(platform, tenant, current.id) if needs_approval else _served(platform, job, current)
 
@@ -73,28 +68,6 @@ def _file_refusals(platform: Platform, record: AdapterRecord) -> Sequence[Refusa
     if record.type == LORA:
         return promotions.file_refusals(platform, record)
     return service.unservable(platform, record.base_model, node_files.materialise(platform, record))
-
-
-def why_quarantined(platform: Platform, record: AdapterRecord) -> str:
-    """Return the failed rules in words; empty if it is not quarantined, or the report was deleted."""
-    if record.stage == Stage.QUARANTINED:
-        with contextlib.suppress(NotFound):
-            return _quarantining_verdict(platform, record).why_not
-    return ""
-
-
-def _quarantining_verdict(platform: Platform, record: AdapterRecord) -> Verdict:
-    """Return the verdict that quarantined an adapter."""
-    e = evaluations.c
-    query = (
-        sa.select(e.report_key)
-        .where(e.adapter_id == record.id, e.outcome == QUARANTINED, e.eval_config.is_(None), e.report_key.is_not(None))
-        .order_by(e.finished_at.desc(), e.id.desc())
-        .limit(1)
-    )
-    with platform.engine.connect() as conn:
-        key = conn.execute(query).scalar() or record.eval_report_key
-    return reports.load(platform, key).verdict
 
 
 def _record_release(platform: Platform, conn: Connection, record: AdapterRecord, *, by: str, why: str, approval: str) -> None:

@@ -32,8 +32,9 @@ class EvaluationVerdict(ApiModel):
 
     outcome: Literal["passed", "quarantined"]
     """`passed`, or `quarantined` if a blocking rule failed."""
-    mode: Literal["gate", "monitor", "off"]
-    """`gate` (rules block) or `monitor` (only an adapter that cannot be applied or served is blocked)."""
+    mode: Literal["gate", "experiment", "monitor", "off"]
+    """`gate` (rules block), `experiment` (rules block the promotion, and the job succeeds), `monitor` or `off` (only an adapter that cannot
+    be applied or served is blocked)."""
     basis: Literal["answers", "judge", "preferences", "perplexity", "nothing"] | None = None
     """What the task rule compared: `answers`, `judge` verdicts, `preferences`, `perplexity` (no generated answers) or `nothing`. Null in
     verdicts of earlier versions."""

@@ -2,7 +2,7 @@
 
 Two jobs are equal if their data, base, hyperparameters, seed, locked dependencies, image, code commit, evaluation settings and name suffix
 are equal. Code with uncommitted changes (``-dirty``) equals nothing. A job whose adapter did not pass its gate counts like one that
-succeeded: the same work would fail the same gate. ``force`` trains anyway.
+succeeded: the same work would fail the same gate. An experiment is evaluated by the same rules, so it counts too. ``force`` trains anyway.
 
 1. At submission (:func:`finished_request`): the same request, with its seed given. The finished job itself is returned.
 2. After preparation (:func:`finished_spec`): the frozen spec has the same digest. The new job ends as the earlier one, with its adapter.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -96,10 +96,11 @@ def finished_spec(conn: Connection, job: Job, spec: TrainingSpec) -> Job | None:
 
 
 def _with_adapter(tenant: str, stages: tuple[str, ...]) -> sa.Select[Any]:
-    """Jobs with an adapter that passed its gate or was released and is in one of `stages`, and jobs whose adapter failed its gate."""
+    """Jobs with an adapter that passed its gate or was released and is in one of `stages`, and jobs whose adapter failed its gate;
+    experiments succeed all the same."""
     is_cleared = adapters.c.eval_passed | adapters.c.released_at.is_not(None)
     passed = (jobs.c.state == JobState.SUCCEEDED.value) & adapters.c.stage.in_(stages) & is_cleared
-    failed = (jobs.c.state == JobState.FAILED.value) & (jobs.c.error["code"].astext == "gate_failed")
+    failed = (jobs.c.state == JobState.SUCCEEDED.value) | (jobs.c.error["code"].astext == "gate_failed")
     return (
         sa.select(*columns(jobs, Job))
         .join(adapters, adapters.c.id == jobs.c.adapter_id)
@@ -148,7 +149,8 @@ def _rest(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _judged(body: Mapping[str, Any]) -> eval_config.EvalConfig:
-    return eval_config.parse(body.get("eval_config"))
+    judged = eval_config.parse(body.get("eval_config"))
+    return replace(judged, mode="gate") if judged.mode == "experiment" else judged
 
 
 READ_TIMEOUT_S = 600.0

@@ -52,19 +52,19 @@ def mark_packed(
         job = locked(conn, job_id, tenant_id=tenant)
         waits, now = job.state is JobState.VALIDATING, platform.clock()
         model = platform.models.get_pinned(job.model, job.base_digest)
-        replicas = eval_config.parse((job.request or {}).get("eval_config")).replicas
-        evaluation_s = expected_time.evaluation_s(model, replicas)
+        rules = eval_config.parse((job.request or {}).get("eval_config"))
+        evaluation_s = expected_time.evaluation_s(model, rules.replicas)
         evaluation_gpus = job_plan.evaluation_gpus(
             configured_pools.planned(platform),
             model,
             adapter=spec.adapter,
             rank=spec.lora.saved_rank if spec.lora else 0,
             tier=job.tier,
-            replicas=replicas,
+            replicas=rules.replicas,
         )
         gpu_seconds = expected_s * spec.world_size + evaluation_s * evaluation_gpus
         if waits and found is not None:
-            _end_reusing(conn, job_id, found, spec, now)
+            _end_reusing(conn, job_id, found, spec, now, is_experiment=rules.mode == "experiment")
         elif waits and (refusal := quotas.hold_counted(conn, owner, job_id, gpu_seconds, now)) is not None:
             fail_in(conn, job, QuotaExceeded(f"the data is counted now, and {refusal.detail}"), now=now)
         elif waits:
@@ -116,7 +116,7 @@ def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) 
         return None
     before = now = adapters.get_adapter(platform, tenant, done.adapter_id)
     promoted = None
-    if done.state is JobState.FAILED:
+    if before.stage == Stage.QUARANTINED:
         return _Finished(job=done, before=before, promoted=None, unserved=None)
     if job.request.get("auto_promote", True) and spec.adapter != "full":
         if before.stage != Stage.PRODUCTION or before.observed == FAILED:
@@ -130,7 +130,7 @@ def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) 
     return _Finished(job=done, before=before, promoted=promoted, unserved=None)
 
 
-def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: TrainingSpec, now: datetime) -> None:
+def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: TrainingSpec, now: datetime, *, is_experiment: bool) -> None:
     done = found.job
     columns = {**_frozen(spec), "trained_tokens": 0, "adapter_id": done.adapter_id, "reused_job_id": done.measured_by}
     if found.unserved:
@@ -138,24 +138,27 @@ def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: Training
         error = {"code": "not_servable", "message": message, "param": None}
         transition(conn, job_id, JobState.FAILED, message=message, now=now, error=error, **columns)
         return
-    if done.state is JobState.FAILED:
+    if found.before.stage == Stage.QUARANTINED:
         message = (
             f"Job {done.id} trained this exact spec, and its adapter {done.adapter_id} did not pass its gate. Nothing was trained or billed"
         )
-        data = {"job_id": done.id, "spec_sha256": spec.sha256, "fault": "user"}
+        data = {"job_id": done.id, "spec_sha256": spec.sha256}
         message += ". Next: change the settings, or submit with force to train anyway"
+        if is_experiment:
+            transition(conn, job_id, JobState.SUCCEEDED, code="job_reused", message=message, data=data, now=now, **columns)
+            return
         error = {"code": "gate_failed", "message": message, "param": None}
-        transition(conn, job_id, JobState.FAILED, message=message, data=data, now=now, error=error, **columns)
+        transition(conn, job_id, JobState.FAILED, message=message, data={**data, "fault": "user"}, now=now, error=error, **columns)
         return
     transition(
         conn,
         job_id,
         JobState.SUCCEEDED,
         code="job_reused",
-        message=f"Job {done.id} trained this exact spec: its adapter {done.fine_tuned_model} is the result. Nothing was trained "
+        message=f"Job {done.id} trained this exact spec: its adapter {found.before.name} is the result. Nothing was trained "
         "or billed; submit with force to train anyway.",
         data={"job_id": done.id, "spec_sha256": spec.sha256},
         now=now,
-        fine_tuned_model=done.fine_tuned_model,
+        fine_tuned_model=found.before.name,
         **columns,
     )

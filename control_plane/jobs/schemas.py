@@ -85,8 +85,8 @@ class CreateJob(ApiModel):
     """Hyperparameters by name; each may be `"auto"`. Deprecated by OpenAI in favor of `method` but still accepted; set them in one place
     only. `GET /v1/fine_tuning/model_limits` lists names and bounds."""
     eval_config: JsonObject | None = None
-    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Omitted keys use their defaults; unknown
-    keys are refused."""
+    """Settings of the evaluation that follows training: suites, thresholds, `mode` (`experiment`: the job succeeds whatever its verdict,
+    which counts once the model is promoted), `approval`. Omitted keys use their defaults; unknown keys are refused."""
     tier: str | None = None
     """Tier to run the job in: `free`, `standard` or `premium`, no higher than your tenant's own tier, which is the default."""
     spot: bool | None = None
@@ -103,7 +103,7 @@ class CreateJob(ApiModel):
     adapter: str | None = None
     """What to train: `lora` (default), `qlora` (LoRA on a quantized base) or `full` (all parameters)."""
     auto_promote: bool | None = None
-    """Whether to promote the adapter to production as soon as it passes its evaluation. Default: true."""
+    """Whether to promote the adapter to production as soon as it passes its evaluation. Default: true; of an experiment false."""
     warm_start: str | None = None
     """Adapter (id or model name), job or checkpoint of yours whose weights training starts from. If absent, adapters start from scratch."""
     force: bool | None = None
@@ -176,7 +176,7 @@ class Job(ApiModel):
     model: str
     """Id of the base model."""
     fine_tuned_model: str | None
-    """Name of the resulting model, to pass as `model` in requests; null unless the job succeeded."""
+    """Name of the resulting model, to pass as `model` in requests; null unless the job succeeded and the model is approved."""
     organization_id: str
     """Id of the tenant that owns the job."""
     status: str

@@ -74,7 +74,7 @@ class JobRequest:
     recipe: str | None = None
     hardware: Mapping[str, Any] | None = None
     auto_promote: bool = True
-    """Serve the adapter as soon as it has passed its gates."""
+    """Serve the adapter as soon as it has passed its gates; of an experiment false unless requested."""
     warm_start: str | None = None
     """The tenant's adapter or checkpoint that training starts from; an adapter may be given as `model` too."""
     force: bool = False
@@ -105,7 +105,8 @@ class JobRequest:
         method = ALIASES.get(name, name)
         checked(hyperparameters, method=method)
         checked_hardware(given.get("hardware"))
-        eval_config.parse(given.get("eval_config"))
+        if eval_config.parse(given.get("eval_config")).mode == "experiment":
+            given = {"auto_promote": False, **given}
         _check_integrations(given.get("integrations"))
         mixed = _mixture(given, method)
         plain = {name: given[name] for name in PLAIN if name in given} | ({"training_file": mixed[0].file} if mixed else {})

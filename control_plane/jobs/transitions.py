@@ -118,14 +118,14 @@ def transition_many(conn: Connection, moves: Sequence[Move], *, now: datetime) -
 def succeed_by_release(conn: Connection, job: Job, *, message: str, now: datetime, **columns: Any) -> None:
     """Have a job succeed whose model failed its gate and was released: the only move out of a final state. The job's row is locked.
 
-    It keeps the time at which it ended.
+    It keeps the time at which it ended. An experiment has succeeded already, and gets its model.
     """
     changed = {"state": JobState.SUCCEEDED.value, "error": sa.null(), **columns}
     conn.execute(sa.update(jobs).where(jobs.c.id == job.id).values(**changed))
     record_many(conn, [(job.id, entered(JobState.SUCCEEDED, message=message, code=None, level=None, data=None))], now=now)
-    data = {"status": openai_status(JobState.SUCCEEDED), "state": JobState.SUCCEEDED.value}
-    kind = f"fine_tuning.job.{JobState.SUCCEEDED}"
-    outbox.publish(conn, job.tenant_id, kind, job.id, data, now=now)
+    if job.state is not JobState.SUCCEEDED:
+        data = {"status": openai_status(JobState.SUCCEEDED), "state": JobState.SUCCEEDED.value}
+        outbox.publish(conn, job.tenant_id, f"fine_tuning.job.{JobState.SUCCEEDED}", job.id, data, now=now)
 
 
 def record(conn: Connection, job_id: str, event: Event, *, now: datetime | None = None) -> None:

@@ -29,7 +29,7 @@ class Mail:
 LETTERS: Mapping[str, Letter] = {
     "fine_tuning.job.succeeded": Letter(
         subject="Job {id} has succeeded",
-        next_step="Its model is ready: `ft job {id}` names it, `ft chat MODEL` talks to it.\n{url}/v1/fine_tuning/jobs/{id}",
+        next_step="`ft job {id}` names its model; `ft chat MODEL` talks to one in production.\n{url}/v1/fine_tuning/jobs/{id}",
     ),
     "fine_tuning.job.failed": Letter(
         subject="Job {id} has failed",

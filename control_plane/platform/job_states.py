@@ -11,6 +11,7 @@ After repeated failures without progress, a job becomes a ``dead_letter``. It ha
 may release it, and it is queued again, or close it as ``failed``.
 
 A job whose model failed its gate is ``failed``, and ``succeeded`` once a person releases the model; nothing else leaves a final state.
+An experiment whose model failed its gate is ``succeeded``, without a model that is approved.
 A job that would train what an earlier one has trained goes from ``validating`` to ``succeeded`` with that one's adapter.
 ``running`` has the sub-state ``checkpointing``, which is a fact about the workload and not a state of the job.
 """

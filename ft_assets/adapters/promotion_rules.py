@@ -2,7 +2,7 @@
 
 1. ``needs_own_server``: it is an adapter, or the platform can start a server for it. Otherwise it is refused for that reason alone.
 2. ``stage``: its stage may become production (a quarantined or archived one may not).
-3. ``gate_failed``: its evaluation passed the gate, or a person released it.
+3. ``gate_failed``: its evaluation passed the gate, or a person released it. The refusal names each failed rule; it stands for rule 2.
 4. ``needs_approval``: a person has approved it, if its job requires that.
 5. ``base_digest_mismatch``: the base that the servers serve is, to the byte, the one it was trained on, or one on which it was evaluated
    again and accepted; and so is the one that the base's id stands for, which servers serve from their next start on. A whole model is
@@ -44,6 +44,8 @@ class Candidate:
     """Digests on which it may be served: the one that it was trained on, and those on which it was evaluated again and passed."""
     catalogue_digest: str = ""
     """Digest that the base's id stands for: after an update, servers serve the earlier bytes until they are restarted."""
+    failed: Sequence[Finding] = ()
+    """Findings that quarantined it; empty if it is not, if its report was deleted, or if its files did."""
     starts_servers: bool = False
     """Whether the platform can start a server for a whole model."""
     file_refusals: Sequence[Refusal]
@@ -59,12 +61,14 @@ def refusals(candidate: Candidate) -> list[Refusal]:
 
 def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:
     record = candidate.record
-    if record.stage != Stage.PRODUCTION and Stage.PRODUCTION not in TRANSITIONS[record.stage]:
+    is_gated = record.stage == Stage.QUARANTINED and not record.is_cleared
+    if not is_gated and record.stage != Stage.PRODUCTION and Stage.PRODUCTION not in TRANSITIONS[record.stage]:
         promotable = sorted(stage for stage, targets in TRANSITIONS.items() if Stage.PRODUCTION in targets)
         yield Refusal(code="stage", detail=f"it is {record.stage}; only {', '.join(promotable)} can be promoted")
     if not record.is_cleared:
-        detail = f"its evaluation did not pass the gate: `ft eval {record.job_id}`; a tenant's admin can release it"
-        yield Refusal(code="gate_failed", detail=detail)
+        why = "; ".join(f"rule {f.rule}: {f.sentence}" for f in candidate.failed) or "its evaluation did not pass the gate"
+        detail = f"{why}. `ft eval {record.job_id}` shows the numbers; an admin of the tenant can release it: "
+        yield Refusal(code="gate_failed", detail=f"{detail}`ft adapters release {record.id} --reason ...`")
     if record.approval in ("pending", "rejected"):
         text = "waits for a person's approval" if record.approval == "pending" else "was rejected by a person"
         yield Refusal(code="needs_approval", detail=f"it {text}; approve it with POST /v1/adapters/{record.id}/approve")

@@ -136,7 +136,7 @@ def _end(platform: Platform, held: Evaluation, subject: Subject, evaluated: Eval
 
 
 def _alert(held: Evaluation, subject: Subject, evaluated: Evaluated, *, waited: bool) -> Event | None:
-    watched = subject.rules.mode != "gate"
+    watched = not subject.rules.blocks
     why = UPDATED if waited else UNACCEPTED if _withholds(held, subject, evaluated) else ABOUT[held.kind]
     if watched and not (waited or held.kind == evaluations.MANUAL):
         why = ABOUT[evaluations.MONITOR]

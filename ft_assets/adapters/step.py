@@ -36,10 +36,12 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
 
     1. Gate failed: the adapter is quarantined and not served until a person releases it; the job fails with ``gate_failed`` and advice. A
        monitored job's verdict blocks only an adapter that is not applied or not servable; other failures are reported (``monitor_failed``).
+       An experiment succeeds without an approved model, unless that is not applied or not servable.
     2. Its base was updated during training: its evaluation on the current one is ordered, and a pass continues with 3 or 4
        (:mod:`ft_assets.adapters.reevaluation_step`); the job succeeds.
     3. Approval required: it waits in ``staging`` for approval; the job succeeds.
-    4. Else it is promoted, unless ``auto_promote`` is false or it is a whole model, whose server takes GPUs; the job succeeds.
+    4. Else it is promoted, unless ``auto_promote`` is false or it is a whole model, whose server takes GPUs; the job succeeds. For an
+       experiment that is not to be promoted, 2 and 3 wait until somebody wants to promote it.
     5. A monitored job's adapter was evaluated with the short suites so far: its evaluation with all of them is ordered.
     6. A job that has already ended keeps its state; registration and verdict are written once.
     """
@@ -62,7 +64,7 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
     if job.state in FINAL:
         return made
     if not made.eval_passed:
-        _end_quarantined(platform, job_id, made, evaluated, refused)
+        _end_quarantined(platform, job_id, made, evaluated, refused, rules)
         return made
     warning = None
     if rules.mode == "monitor":
@@ -73,11 +75,14 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
 
 def _end_passed(platform: Platform, job: Job, made: Adapter, rules: EvalConfig, warning: Event | None) -> Adapter:
     requested = made.type == LORA and job.request.get("auto_promote", True)
+    is_shelved = rules.mode == "experiment" and not requested
     update = None
     passed = f"{'Adapter' if made.type == LORA else 'Model'} {made.name} "
     verdict = "was not gated" if rules.mode == "off" else "passed its gate"
     passed += verdict if warning is None else "failed monitored rules, which do not block it,"
-    if made.type == LORA and (update := _order_on_present_base(platform, made)) is not None:
+    if is_shelved:
+        message = f"{passed} and is in {made.stage}; promote it with `ft promote {made.id}`."
+    elif made.type == LORA and (update := _order_on_present_base(platform, made)) is not None:
         made, then = _held_back(platform, made, rules, promoted=requested)
         message = f"{passed} on the base that it was trained on, which was updated meanwhile; evaluation {update} judges it on the present "
         message += f"one. Once that has passed: {then}."
@@ -144,14 +149,22 @@ def _order_on_present_base(platform: Platform, made: Adapter) -> str | None:
     return ordered.id
 
 
-def _end_quarantined(platform: Platform, job_id: str, made: Adapter, evaluated: Evaluated, refused: Sequence[Refusal]) -> None:
+def _end_quarantined(
+    platform: Platform, job_id: str, made: Adapter, evaluated: Evaluated, refused: Sequence[Refusal], rules: EvalConfig
+) -> None:
+    failed = evaluated.verdict.failed
+    can_be_served = bool(failed) and all(f.rule != "adapter_applied" for f in failed) and not any(r.is_fault for r in refused)
     why = "; ".join(filter(None, [evaluated.verdict.why_not, *(f"{r.code}: {r.detail}" for r in refused)]))
     message = f"Trained, not approved: {why}. {evaluated.advised} The model is kept and not served ({made.id}); an admin of the tenant can "
     message += f"serve it anyway: `ft adapters release {made.id} --reason ...`."
     error = {"code": "gate_failed", "message": message, "param": None}
     with platform.engine.begin() as conn:
         answer_cache.forget(conn, made.tenant_id, job_id)
-    _end(platform, job_id, JobState.FAILED, message, adapter_id=made.id, error=error)
+    if rules.mode == "experiment" and can_be_served:
+        results.store(platform, made.tenant_id, job_id)
+        _end(platform, job_id, JobState.SUCCEEDED, message, adapter_id=made.id)
+    else:
+        _end(platform, job_id, JobState.FAILED, message, adapter_id=made.id, error=error)
 
 
 def _end(platform: Platform, job_id: str, target: JobState, message: str, warning: Event | None = None, **columns: Any) -> bool:

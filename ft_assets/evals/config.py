@@ -14,7 +14,7 @@ TaskMetric = Literal[
     "perplexity", "preference_accuracy",
 ]  # fmt: skip
 TASK_METRICS: tuple[str, ...] = get_args(TaskMetric)
-Mode = Literal["gate", "monitor", "off"]
+Mode = Literal["gate", "experiment", "monitor", "off"]
 ReasoningMode = Literal["strip", "score"]
 Approval = Literal["none", "required"]
 LONG_RULES = ("capability", "safety", "judge")
@@ -69,13 +69,19 @@ class EvalConfig:
     block_regression: bool = False
     """Whether an adapter that is worse at the task than the last accepted one, beyond noise, is blocked instead of only reported."""
     mode: Mode = "gate"
-    """``gate``: promotion waits for the verdict and a failure blocks it. ``monitor``: promotion waits only for the short suites
+    """``gate``: promotion waits for the verdict and a failure blocks it. ``experiment``: the same verdict, but a failure does not fail the
+    job, and by default nothing is promoted by itself. ``monitor``: promotion waits only for the short suites
     (:func:`short`), and only an adapter that is not applied or not servable is blocked; all suites run afterwards, and failures raise
     alerts. ``off``: like ``monitor``, but no suite runs afterwards and nothing is raised."""
     approval: Approval = "none"
     """``required``: a passed adapter waits in ``staging`` for approval."""
     skip: tuple[str, ...] = ()
     """Rules that do not block, from :data:`OPTIONAL_RULES`."""
+
+    @property
+    def blocks(self) -> bool:
+        """Returns whether failed rules keep a model from being served, and not only one that is not applied."""
+        return self.mode in ("gate", "experiment")
 
     def chosen_suites(self, default: Sequence[str]) -> Sequence[str]:
         """Returns the names of the capability suites to run; `default` holds the operator's default."""
@@ -127,8 +133,8 @@ def parse(data: Mapping[str, Any] | None) -> EvalConfig:
 
 
 def short(config: EvalConfig) -> EvalConfig:
-    """Returns the suites needed before a promotion: for a gated job all, else the application check, golden, holdout and validation."""
-    if config.mode == "gate":
+    """Returns the suites needed before a promotion: if rules block all, else the application check, golden, holdout and validation."""
+    if config.blocks:
         return config
     return replace(config, capability=(), judge=False, skip=(*config.skip, *(rule for rule in LONG_RULES if rule not in config.skip)))
 

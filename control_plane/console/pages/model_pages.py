@@ -91,7 +91,7 @@ def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
         exports=exports.list_exports(platform, tenant, now.adapter.id),
         forms=EXPORT_FORMS,
         grace_days=GRACE.days,
-        why_not=releases.why_quarantined(platform, now.adapter),
+        why_not="; ".join(finding.sentence for finding in promotions.failed_rules(platform, now.adapter)),
     )
 
 

@@ -30,7 +30,7 @@ function body() {
   const owned = new Set(["approval", "mode", "skip", ...limits.map((field) => field.dataset.limit)]);
   const evaluation = {
     ...Object.fromEntries(Object.entries(JSON.parse(form.dataset.eval)).filter(([name]) => !owned.has(name))),
-    ...(is("approval") && { approval: "required" }), ...(is("monitor") && { mode: "monitor" }), ...(skip.length && { skip }),
+    ...(is("approval") && { approval: "required" }), ...(is("experiment") ? { mode: "experiment" } : is("monitor") && { mode: "monitor" }), ...(skip.length && { skip }),
     ...Object.fromEntries(limits.filter((field) => field.value.trim()).map((field) => [field.dataset.limit, typed(field.value)])),
   };
   return {
@@ -41,7 +41,7 @@ function body() {
     ...(value("adapter") !== "lora" && { adapter: value("adapter") }),
     ...(Object.keys(hyperparameters).length && { hyperparameters }),
     ...(Object.keys(evaluation).length && { eval_config: evaluation }),
-    ...(!is("auto_promote") && { auto_promote: false }),
+    ...(is("auto_promote") === is("experiment") && { auto_promote: is("auto_promote") }), // an experiment is not promoted by default
   };
 }
 
@@ -59,9 +59,12 @@ const CODE = {
     const options = [["validation_file", "--validation-file"], ["suffix", "--suffix"], ["method", "--method"], ["adapter", "--adapter"]];
     const given = options.filter(([name]) => job[name]).map(([name, option]) => `${option} ${quoted(job[name])}`);
     const settings = Object.entries(job.hyperparameters ?? {}).map(([name, value]) => `--hp ${quoted(`${name}=${value}`)}`);
-    const missing = job.eval_config ? "\n# ft has no option for eval_config; use curl or Python" : "";
+    const { mode, skip = [], ...rest } = job.eval_config ?? {};
+    const gate = [...(mode ? [mode === "experiment" ? "--experiment" : `--gate ${mode}`] : []), ...skip.map((rule) => `--skip ${rule}`)];
+    const promote = job.auto_promote === undefined ? [] : [job.auto_promote ? "--promote" : "--no-promote"];
+    const missing = Object.keys(rest).length ? `\n# ft has no option for ${Object.keys(rest).join(", ")} of eval_config; use curl or Python` : "";
     const files = (job.training_files ?? [{ file: job.training_file }]).map(({ file, weight, tokens }) => file + (weight ? `,weight=${weight}` : tokens ? `,tokens=${tokens}` : ""));
-    return ["ft submit", ...files, `--model ${quoted(job.model)}`, ...given, ...settings, ...(job.auto_promote === false ? ["--no-promote"] : []), "--wait"].join(" ") + missing;
+    return ["ft submit", ...files, `--model ${quoted(job.model)}`, ...given, ...settings, ...gate, ...promote, "--wait"].join(" ") + missing;
   },
 };
 
@@ -143,7 +146,10 @@ async function estimate() {
   }
 }
 
-form.addEventListener("input", () => {
+form.addEventListener("input", ({ target }) => {
+  const { experiment, monitor, auto_promote: promote } = form.elements;
+  if (target === experiment && experiment.checked) monitor.checked = promote.checked = false;
+  if (target === monitor && monitor.checked) experiment.checked = false;
   at("code").textContent = CODE[language](body());
   clearTimeout(timer);
   timer = setTimeout(estimate, PAUSE_MS);

@@ -32,8 +32,8 @@ class SweepSettings(ApiModel):
 
 
 class CreateSweep(CreateJob):
-    """A sweep to run: the body of a job plus the hyperparameters to vary. Its adapters are not promoted automatically unless `auto_promote`
-    is true."""
+    """A sweep to run: the body of a job plus the hyperparameters to vary. Its jobs are experiments unless `eval_config` has another `mode`,
+    and their adapters are not promoted automatically unless `auto_promote` is true."""
 
     sweep: SweepSettings
     """The hyperparameters to vary, and the metric that ranks the trials."""
@@ -53,7 +53,9 @@ class SweepTrial(ApiModel):
     reused: bool
     """Whether an earlier job had trained the same thing and its result is used."""
     fine_tuned_model: str | None
-    """Name of the resulting model; null unless its job succeeded."""
+    """Name of the resulting model; null unless its job succeeded and the model is approved."""
+    adapter_id: str | None
+    """Id of the resulting adapter, which `POST /v1/adapters/{adapter_id}/promote` takes; null until its job has ended."""
     value: float | None
     """Value of the sweep's metric; null until measured, and always null in lists of sweeps."""
     cost_micros: int
@@ -128,7 +130,7 @@ class ComparedJob(ApiModel):
     status: str
     """Status in OpenAI's terms, as in the job itself."""
     fine_tuned_model: str | None
-    """Name of the resulting model; null unless the job succeeded."""
+    """Name of the resulting model; null unless the job succeeded and the model is approved."""
     hyperparameters: JsonObject
     """All hyperparameters in use; before the training spec is frozen, those requested."""
     final_loss: float | None

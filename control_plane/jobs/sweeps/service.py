@@ -251,9 +251,11 @@ def _same_trial() -> tuple[sa.ColumnElement[bool], ...]:
 def trial_body(request: Mapping[str, Any], seed: int, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the body of one trial's job: the shared fields with its own hyperparameters.
 
-    All trials train with one seed, so that they differ only in their parameters. None is promoted by itself unless the request asks for it.
+    All trials train with one seed, so that they differ only in their parameters. They are experiments unless the request names another
+    mode of the gate, and none is promoted by itself unless the request asks for it.
     """
-    body = {"seed": seed, "auto_promote": False} | dict(request)
+    rules = {"mode": "experiment"} | (request.get("eval_config") or {})
+    body = {"seed": seed, "auto_promote": False} | dict(request) | {"eval_config": rules}
     method = body.get("method")
     if not isinstance(method, Mapping) or not isinstance(method.get("type"), str):
         return {**body, "hyperparameters": {**(body.get("hyperparameters") or {}), **parameters}}
@@ -359,6 +361,7 @@ def _trial(trial: SweepTrial, job: Job | None, value: float | None, costs: Mappi
         trial,
         status=("refused" if trial.error else "waiting") if job is None else openai_status(job.state),
         fine_tuned_model=None if job is None else job.fine_tuned_model,
+        adapter_id=None if job is None else job.adapter_id,
         value=value,
         cost_micros=0 if job is None or trial.reused else costs[job.id].cost_micros,
     )

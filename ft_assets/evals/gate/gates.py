@@ -106,7 +106,7 @@ def _blocks(finding: Finding, config: EvalConfig, basis: Basis) -> bool:
         return False
     if finding.rule == "perplexity" and basis in ("answers", "judge") and config.max_perplexity_ratio is None:
         return False
-    return config.mode == "gate" and finding.rule not in config.skip
+    return config.blocks and finding.rule not in config.skip
 
 
 def _unless_skipped(finding: Finding, config: EvalConfig) -> str:

@@ -107,14 +107,19 @@ class Verdict:
         return BASES[self.basis] if self.basis else "an unrecorded measure"
 
     @property
+    def failed(self) -> tuple[Finding, ...]:
+        """The findings that quarantined it, in the order of the rules."""
+        return tuple(f for f in self.findings if f.blocking and not f.passed)
+
+    @property
     def why_not(self) -> str:
         """The blocking findings in words; empty if it passed."""
-        return "; ".join(f.sentence for f in self.findings if f.blocking and not f.passed)
+        return "; ".join(f.sentence for f in self.failed)
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Reason codes of blocking findings, in the order of the rules."""
-        return tuple(f.code for f in self.findings if f.blocking and not f.passed)
+        return tuple(f.code for f in self.failed)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -254,6 +254,19 @@ def updated_meanwhile(platform: Platform, tenant: Tenant, job_id: str, new: Path
     return made, newest
 
 
+def test_base_that_was_updated_meanwhile_costs_an_experiment_no_evaluation(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+) -> None:
+    job_id = evaluated_job(eval_config={"mode": "experiment"})
+    withdraw_all(operated)
+    base_updates.stage_local(operated, MODEL, build_tiny_model(tmp_path / "new", seed=1))
+    base_updates.apply(operated, MODEL)
+    made = adapter_step.conclude(operated, tenant.id, job_id)
+    assert (made.stage, verdicts(operated, tenant, made.id)) == ("draft", [("gate", "passed", [])])
+    with pytest.raises(Conflict, match="base_digest_mismatch"):
+        promotions.promote(operated, tenant.id, made.id)
+
+
 def passed_and_died(platform: Platform, evaluation_id: str) -> None:
     """A run that passed and died before it went on."""
     held = begin(platform, evaluation_id)

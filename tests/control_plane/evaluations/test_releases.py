@@ -20,7 +20,7 @@ from control_plane.platform.context import Actor, Platform
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import audit_log
 from ft_assets.adapters import step as adapter_step
-from ft_assets.errors import Conflict, Forbidden, FtError
+from ft_assets.errors import Conflict, Forbidden, FtError, NotFound
 from ft_assets.evals.gate.verdict import Finding
 from tests.support.jobs.evaluated_jobs import FAILED, LONGER, Evaluate
 
@@ -77,6 +77,62 @@ def test_a_model_that_is_not_approved_is_refused_with_the_next_step(operated: Pl
     assert "gate_failed" in unpromoted.value.message
 
 
+EXPERIMENT = {"mode": "experiment"}
+
+
+def test_experiment_succeeds_without_a_model_until_its_release(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(FAILED, eval_config=EXPERIMENT)
+    made = quarantined(operated, tenant, job_id)
+    ended = jobs.get(operated, tenant.id, job_id).job
+    assert (ended.state, ended.error, ended.adapter_id, ended.fine_tuned_model) == ("succeeded", None, made.id, None)
+    with pytest.raises(Conflict) as refused:
+        promotions.promote(operated, tenant.id, made.id)
+    assert refused.value.message == (
+        f"adapter {made.id} cannot be promoted: gate_failed: rule task: its answers are not better than the base model's (task_not_better: "
+        f"0.1, needed 0.5). `ft eval {job_id}` shows the numbers; an admin of the tenant can release it: "
+        f"`ft adapters release {made.id} --reason ...`"
+    )
+    released = releases.release(operated, tenant.id, made.id, by="key_a", reason=REASON)
+    assert released.stage == "draft", "nobody asked for its promotion"
+    job = jobs.get(operated, tenant.id, job_id).job
+    assert (job.state, job.fine_tuned_model, job.finished_at) == ("succeeded", made.name, ended.finished_at)
+    with operated.engine.connect() as conn:
+        told = conn.scalars(sa.select(outbox.c.type).where(outbox.c.subject == job_id)).all()
+    assert told.count("fine_tuning.job.succeeded") == 1
+    assert promotions.promote(operated, tenant.id, made.id).stage == "production"
+
+
+def test_experiment_that_passes_waits_for_its_promotion(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(eval_config={**EXPERIMENT, "approval": "required"})
+    made = adapter_step.conclude(operated, tenant.id, job_id)
+    assert (made.stage, made.approval) == ("draft", "pending")
+    job = jobs.get(operated, tenant.id, job_id).job
+    assert (job.state, job.fine_tuned_model) == ("succeeded", made.name)
+    assert (
+        f"passed its gate and is in draft; promote it with `ft promote {made.id}`"
+        in jobs.list_events(operated, tenant.id, job_id).items[0].message
+    )
+    with operated.engine.connect() as conn:
+        assert conn.scalars(sa.select(outbox.c.type).where(outbox.c.subject == made.id)).all() == [], (
+            "approval is asked for once it is wanted"
+        )
+    with pytest.raises(Conflict, match="needs_approval"):
+        promotions.promote(operated, tenant.id, made.id)
+    assert promotions.approve(operated, tenant.id, made.id, by="key_b", and_promote=True).stage == "production"
+
+
+def test_experiment_is_promoted_after_a_pass_if_it_asks_for_that(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    made = adapter_step.conclude(operated, tenant.id, evaluated_job(eval_config=EXPERIMENT, auto_promote=True))
+    assert made.stage == "production"
+
+
+def test_experiment_whose_model_changes_nothing_fails(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    job_id = evaluated_job(UNAPPLIED, eval_config=EXPERIMENT)
+    quarantined(operated, tenant, job_id)
+    job = jobs.get(operated, tenant.id, job_id).job
+    assert (job.state, job.error and job.error["code"]) == ("failed", "gate_failed")
+
+
 def test_a_release_does_not_stand_for_the_approval(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     made = quarantined(operated, tenant, evaluated_job(FAILED, eval_config={"approval": "required"}))
     released = releases.release(operated, tenant.id, made.id, by="key_a", reason=REASON)
@@ -123,9 +179,12 @@ def test_a_whole_model_is_compared_with_its_base_again_before_its_release(
 
 def test_a_deleted_report_leaves_the_reasons_out(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     made = quarantined(operated, tenant, evaluated_job(FAILED))
-    assert releases.why_quarantined(operated, made).startswith("its answers are not better than the base model's (task_not_better: 0.1")
+    (failed,) = promotions.failed_rules(operated, made)
+    assert failed.sentence.startswith("its answers are not better than the base model's (task_not_better: 0.1")
     operated.objects.delete(made.eval_report_key)
-    assert releases.why_quarantined(operated, made) == ""
+    assert promotions.failed_rules(operated, made) == ()
+    with pytest.raises(NotFound):
+        releases.release(operated, tenant.id, made.id, by="key_a", reason=REASON)
 
 
 def test_advice_for_a_job_that_ended_as_an_earlier_one_is_that_of_the_earlier_one(

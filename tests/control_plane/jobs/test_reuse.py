@@ -204,6 +204,34 @@ def test_prepared_job_with_the_spec_of_one_that_failed_its_gate_fails_without_tr
     assert row(platform, forced).state == "queued"
 
 
+EXPERIMENT = {"eval_config": {"mode": "experiment"}}
+
+
+@pytest.mark.parametrize("is_failed", [True, False])
+def test_job_and_experiment_of_one_spec_that_failed_the_gate_end_each_in_its_own_way(
+    platform: Platform, tenant: Tenant, submit: Submit, is_failed: bool
+) -> None:
+    first = submit(**({} if is_failed else EXPERIMENT)).job.id
+    adapter_id = finish(platform, tenant.id, first, stage="quarantined", failed=is_failed)
+    job, experiment = submit(metadata={"n": "2"}).job.id, submit(metadata={"n": "3"}, **EXPERIMENT).job.id
+    for made in (job, experiment):
+        prepare(platform, tenant.id, made)
+    ended = [row(platform, made) for made in (job, experiment)]
+    assert [(one.state, one.adapter_id, one.reused_job_id, one.fine_tuned_model) for one in ended] == [
+        ("failed", adapter_id, first, None), ("succeeded", adapter_id, first, None),
+    ]  # fmt: skip
+    assert ended[0].error["code"] == "gate_failed" and ended[1].error is None
+
+
+def test_job_takes_the_approved_model_of_an_equal_experiment(platform: Platform, tenant: Tenant, submit: Submit) -> None:
+    first = submit(**EXPERIMENT).job.id
+    finish(platform, tenant.id, first, stage="draft")
+    assert row(platform, first).request["auto_promote"] is False
+    second = submit(auto_promote=False).job.id
+    prepare(platform, tenant.id, second)
+    assert (row(platform, second).state, row(platform, second).fine_tuned_model) == ("succeeded", row(platform, first).fine_tuned_model)
+
+
 def test_request_of_a_job_that_failed_otherwise_is_trained_again(platform: Platform, tenant: Tenant, submit: Submit) -> None:
     first = submit().job.id
     finish(platform, tenant.id, first, stage="quarantined", failed=True)

@@ -110,7 +110,7 @@ TORN, DORA = Refusal(code="manifest_mismatch", detail="x"), Refusal(code="unsupp
         pytest.param(candidate(), [], id="a passed draft may go"),
         pytest.param(candidate(stage=Stage.PRODUCTION), [], id="it may go twice"),
         pytest.param(candidate(stage=Stage.DEPRECATED), [], id="it may come back in its grace"),
-        pytest.param(candidate(stage=Stage.QUARANTINED, eval_passed=False), ["stage", "gate_failed"], id="quarantined"),
+        pytest.param(candidate(stage=Stage.QUARANTINED, eval_passed=False), ["gate_failed"], id="quarantined"),
         pytest.param(candidate(stage=Stage.ARCHIVED), ["stage"], id="archived"),
         pytest.param(candidate(served="other"), ["base_digest_mismatch"], id="the base has changed"),
         pytest.param(candidate(catalogue="other"), ["base_digest_mismatch"], id="the base was updated and servers do not have it yet"),

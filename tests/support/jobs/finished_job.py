@@ -58,8 +58,8 @@ def finish(
     platform: Platform, tenant: str, job_id: str, *, eval_loss: float = 0.5, stage: str = "production",
     scores: Mapping[str, float] | None = None, failed: bool = False, **changes: Any,
 ) -> str:  # fmt: skip
-    """Bring a job from preparation to success, or with `failed` to a gate that it does not pass; returns the id of its adapter,
-    whose files lie in the object store."""
+    """Bring a job from preparation to success (in `stage` quarantined: of an experiment), or with `failed` to a gate that it does not pass;
+    returns the id of its adapter, whose files lie in the object store."""
     spec = prepare(platform, tenant, job_id, **changes)
     assert spec.lora is not None
     adapter_id, now = f"adp-{uuid.uuid4().hex[:24]}", platform.clock()
@@ -83,7 +83,8 @@ def finish(
             error = {"code": "gate_failed", "message": "it is worse than its base", "param": None}
             transition(conn, job_id, JobState.FAILED, message="", adapter_id=adapter_id, error=error)
         else:
-            transition(conn, job_id, JobState.SUCCEEDED, message="", adapter_id=adapter_id, fine_tuned_model=name)
+            approved = {} if stage == "quarantined" else {"fine_tuned_model": name}
+            transition(conn, job_id, JobState.SUCCEEDED, message="", adapter_id=adapter_id, **approved)
     return adapter_id
 
 

@@ -68,11 +68,14 @@ def show(found: Mapping[str, Any]) -> None:
         print(line)
 
 
-NOT_GATED = {"monitor": " (monitored: what failed does not block)", "off": " (gate off: what failed does not block)"}
+MODES = {
+    "experiment": " (experiment: a failed rule blocks its promotion)", "monitor": " (monitored: what failed does not block)",
+    "off": " (gate off: what failed does not block)",
+}  # fmt: skip
 
 
 def verdict_lines(verdict: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{verdict['outcome'].upper()}{NOT_GATED.get(verdict['mode'], '')}"
+    yield f"{verdict['outcome'].upper()}{MODES.get(verdict['mode'], '')}"
     yield f"  rests on {verdict['rests_on']}"
     for f in verdict["findings"]:
         mark = "failed" if not f["passed"] else "ok" if f["code"] in ("ok", "no_previous") else "note"

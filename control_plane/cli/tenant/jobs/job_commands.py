@@ -117,10 +117,16 @@ def submit(
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Show progress until the job has ended; the exit code shows how it ended.")
     ] = False,
-    promote: Annotated[bool, typer.Option("--promote/--no-promote", help="Serve the model as soon as it has passed its gate.")] = True,
+    promote: Annotated[
+        bool | None,
+        typer.Option("--promote/--no-promote", help="Serve the model as soon as it has passed its gate; default, except for experiments."),
+    ] = None,
     gate: Annotated[
         Gate, typer.Option("--gate", help="enforce: a model that fails its evaluation is not served; monitor: only reported; off.")
     ] = Gate.ENFORCE,
+    experiment: Annotated[
+        bool, typer.Option("--experiment", help="The job succeeds whatever its evaluation, which counts once you promote the model.")
+    ] = False,
     skip: Annotated[list[str] | None, typer.Option("--skip", metavar="RULE", help="Rule that does not block; may be repeated.")] = None,
     wandb_project: Annotated[
         str | None, typer.Option("--wandb-project", help="Send the metrics to this project of Weights & Biases (`ft wandb set`).")
@@ -139,9 +145,9 @@ def submit(
     with connect() as client:
         made = client.jobs.create(**given(
             **training_data(client, mixed, options), model=model, suffix=suffix, seed=seed, method=method,
-            hyperparameters=hyperparameters or None, auto_promote=None if promote else False, adapter=adapter, recipe=recipe,
+            hyperparameters=hyperparameters or None, auto_promote=promote, adapter=adapter, recipe=recipe,
             hardware={"num_gpus": num_gpus} if num_gpus else None, tier=tier, spot=spot or None, warm_start=warm_start, force=force or None,
-            eval_config=_eval_config(gate, skip) or None,
+            eval_config=_eval_config(gate, skip, experiment=experiment) or None,
             validation_file=file_id_of(client, validation_file, options),
             integrations=[{"type": "wandb", "wandb": {"project": wandb_project}}] if wandb_project else None,
         ))  # fmt: skip
@@ -160,8 +166,10 @@ def submit(
             say(reused if made["reused"] else f"submitted; `ft job {made['id']} --wait` follows it")
 
 
-def _eval_config(gate: Gate, skip: Sequence[str] | None) -> Mapping[str, object]:
-    mode = {} if gate is Gate.ENFORCE else {"mode": gate.value}
+def _eval_config(gate: Gate, skip: Sequence[str] | None, *, experiment: bool) -> Mapping[str, object]:
+    if experiment and gate is not Gate.ENFORCE:
+        raise typer.BadParameter(f"--experiment and --gate {gate} exclude each other: an experiment is gated once it is promoted; keep one")
+    mode = {"mode": "experiment"} if experiment else {} if gate is Gate.ENFORCE else {"mode": gate.value}
     return {**mode, **({"skip": list(skip)} if skip else {})}
 
 

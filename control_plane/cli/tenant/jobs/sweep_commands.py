@@ -9,7 +9,7 @@ import typer
 
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, fields, number, print_json, say, table
-from control_plane.cli.record_views import Limit, add_commands, add_group, given, listing, show, since
+from control_plane.cli.record_views import Limit, add_commands, add_group, given, job_state, listing, show, since
 from control_plane.cli.tenant.jobs.job_commands import (
     TrainingFiles,
     check_given,
@@ -115,7 +115,10 @@ def best(sweep_id: SweepId, as_json: Json = False) -> None:
         print_json(found["best"])
         return
     one = found["best"]
-    fields({"job": one["job_id"], "parameters": _named(one["parameters"]), found["metric"]: one["value"], "model": one["fine_tuned_model"]})
+    fields({
+        "job": one["job_id"], "status": job_state(one), "parameters": _named(one["parameters"]), found["metric"]: one["value"],
+        "model": one["fine_tuned_model"], "next": f"ft promote {one['adapter_id']}",
+    })  # fmt: skip
 
 
 @remote("sweep {sweep_id} is {status}")
@@ -146,7 +149,7 @@ def _show(found: Mapping[str, Any]) -> None:
     rows = [
         (
             "*" if t["number"] == chosen else "", str(t["number"]), *(_cell(t["parameters"][n]) for n in names),
-            t["status"] + (" (reused)" if t["reused"] else ""), _cell(t["value"]), t["job_id"] or (t["error"] or {}).get("message", ""),
+            job_state(t) + (" (reused)" if t["reused"] else ""), _cell(t["value"]), t["job_id"] or (t["error"] or {}).get("message", ""),
         )
         for t in found["trials"]
     ]  # fmt: skip

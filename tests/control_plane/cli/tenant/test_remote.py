@@ -25,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
+from control_plane.cli.record_views import job_state
 from control_plane.cli.tenant.jobs.job_commands import cost_so_far
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import jobs as jobs_table
@@ -111,6 +112,21 @@ def test_the_gate_of_a_job_is_chosen_as_it_is_submitted(ft: Ft, write_chat_rows:
     assert made["eval_config"] == {"skip": ["task", "golden"]}
     refused = ft("submit", file_id, "--model", MODEL, "--skip", "tasks")
     assert refused.code == 1 and "tasks" in refused.err
+
+
+def test_experiment_is_submitted_unpromoted_and_has_no_gate_of_its_own(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    file_id = ft("upload", write_chat_rows(120), "--json").json["id"]
+    made = ft("submit", file_id, "--model", MODEL, "--experiment", "--skip", "task", "--force", "--json").json
+    assert (made["eval_config"], made["auto_promote"]) == ({"mode": "experiment", "skip": ["task"]}, False)
+    assert ft("submit", file_id, "--model", MODEL, "--experiment", "--promote", "--force", "--json").json["auto_promote"] is True
+    refused = ft("submit", file_id, "--model", MODEL, "--experiment", "--gate", "off")
+    assert refused.code == 2 and "exclude each other" in refused.err
+
+
+def test_state_of_an_experiment_says_that_its_model_is_not_approved() -> None:
+    ended = {"state": "succeeded", "adapter_id": "adp-1", "fine_tuned_model": None}
+    assert job_state(ended) == "succeeded, not approved"
+    assert job_state({**ended, "fine_tuned_model": "ft:m"}) == job_state({"status": "succeeded"}) == "succeeded"
 
 
 def test_tier_and_spot_are_chosen_by_options(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:

@@ -83,6 +83,32 @@ def test_trials_are_ordinary_jobs_that_differ_in_their_parameters_alone(platform
     assert jobs.get(platform, tenant.id, made[0].id).sweep_id == view.id
 
 
+@pytest.mark.parametrize(
+    ("asked", "rules"),
+    [
+        (None, {"mode": "experiment"}),
+        ({"max_items": 9}, {"mode": "experiment", "max_items": 9}),
+        ({"mode": "monitor"}, {"mode": "monitor"}),
+    ],
+)
+def test_trials_are_experiments_unless_the_request_names_a_mode(
+    platform: Platform, tenant: Tenant, create: Create, asked: dict[str, Any] | None, rules: dict[str, Any]
+) -> None:
+    create(parameters={"rank": [8]}, body={"eval_config": asked})
+    assert [job.request["eval_config"] for job in jobs_of(platform, tenant)] == [rules]
+
+
+def test_trial_that_did_not_pass_its_gate_can_be_the_best(platform: Platform, tenant: Tenant, create: Create) -> None:
+    sweep = create(parameters={"rank": [8, 16]})
+    first, second = (str(trial.job_id) for trial in sweep.trials)
+    finish(platform, tenant.id, first, eval_loss=0.5, stage="draft")
+    adapter_id = finish(platform, tenant.id, second, eval_loss=0.25, stage="quarantined")
+    found = sweeps.get(platform, tenant.id, sweep.id)
+    assert found.best is not None
+    assert (found.best.job_id, found.best.status, found.best.value) == (second, "succeeded", 0.25)
+    assert (found.best.adapter_id, found.best.fine_tuned_model) == (adapter_id, None)
+
+
 def test_every_job_of_a_sweep_names_the_key_that_submitted_the_sweep(platform: Platform, tenant: Tenant, create: Create) -> None:
     create(on=platform.in_scope_of(tenant.id, Actor(kind="key", id="key_ci")))
     assert [job.api_key_id for job in jobs_of(platform, tenant)] == ["key_ci"] * ROOM
