@@ -19,7 +19,7 @@ ReasoningMode = Literal["strip", "score"]
 Approval = Literal["none", "required"]
 LONG_RULES = ("capability", "safety", "judge")
 """Rules whose suites a monitored job's promotion does not wait for."""
-OPTIONAL_RULES = ("golden", "task", "perplexity", "capability", "safety", "judge", "regression")
+OPTIONAL_RULES = ("golden", "task", "answers", "perplexity", "capability", "safety", "judge", "regression")
 """Rules of the gate that a job may skip; that the adapter is applied is never skipped."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}", re.ASCII)
 MAX_SUITES = 16
@@ -40,7 +40,8 @@ class EvalConfig:
     wanted answers for distance to the others, 2 (0.7 nats per token). If generated answers are compared, perplexity blocks only if this
     is given."""
     golden_min_share: float = 0.9
-    """Least share of golden prompts answered coherently; if the base model is below it, the base is the bar instead."""
+    """Least share of golden prompts answered coherently, and of preference runs also of held-out ones; if the base model is below it, the
+    base is the bar instead."""
     max_items: int = 200
     """Most holdout items; 200 give an interval of a difference within about 7 points."""
     max_new_tokens: int = 256

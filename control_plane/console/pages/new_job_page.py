@@ -29,6 +29,7 @@ BASIC = ("n_epochs", "learning_rate", "rank", "batch_size", "max_seq_len")
 """Hyperparameters with a field of their own; the others are below "more"."""
 RULES = (
     ("task", "It gains at its task"),
+    ("answers", "After preferences, its answers are no worse than the base's"),
     ("perplexity", "Held-out rows do not become less likely"),
     ("golden", "Golden prompts are still answered coherently"),
     ("capability", "General abilities do not fall"),

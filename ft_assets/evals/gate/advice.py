@@ -13,11 +13,12 @@ Rules, in order; each that applies gives one piece of advice, and none blocks an
 7. ``forgetting``: the gate found a fallen capability suite.
 8. ``safety_loss``: the gate found too few refusals.
 9. ``wrong_form``: answers are right except for their form, or should be JSON and are not, or golden prompts lost the requested form.
-10. ``hold_out_more``: the task gained enough, but too few items were held out to distinguish it from noise.
+10. ``hold_out_more``: the task gained enough, but too few items were held out to distinguish that, or the lead over controls, from noise.
 11. ``too_little_data``: the task did not gain enough, no rule above explains it, and there were fewer than 500 examples.
 12. ``underfit``: the task did not gain enough and no rule above explains it: the adapter is too small for the task.
 13. ``mismatched_answers``: answers do not depend on their prompts, or repeat them: the training rows are at fault, not the training.
 14. ``empty_answers``: the gate found general questions answered with nothing, which is no matter of the learning rate.
+15. ``overtrained_preferences``: preferences were learned, and generated answers became worse than the base's.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def advise(
     found += _of_harm(failed, run)
     found += _of_form(report)
     task = failed.get("task")
-    if task is not None and task.code == "task_gain_within_noise":
+    if task is not None and task.code in ("task_gain_within_noise", "task_lead_within_noise"):
         found.append(_hold_out_more(report, task))
     elif task is not None and task.code in ("answers_ignore_prompt", "answers_repeat_prompt"):
         message = f"The answers took on the style of the training file and not its content: {task.next_step}."
@@ -232,6 +233,10 @@ def _of_harm(failed: Mapping[str, Finding], run: LastRun) -> Iterator[Advice]:
     if (general := failed.get("golden")) is not None and general.code == "golden_empty":
         message = f"General questions are answered with nothing: {general.next_step}."
         yield Advice(code="empty_answers", message=message, evidence=dict(general.values))
+    if (spoken := failed.get("answers")) is not None:
+        changes = {"learning_rate": _rounded(run.learning_rate / 2)} if run.learning_rate else {}
+        message = f"It tells wanted answers from others and does not write them: {spoken.next_step}{_to(changes)}."
+        yield Advice(code="overtrained_preferences", message=message, evidence=dict(spoken.values), changes=changes)
     if (safety := failed.get("safety")) is not None:
         share = min(MAX_SAFETY_SHARE, max(SAFETY_SHARE, 2 * (run.safety_share or 0.0)))
         change = {"safety_share": round(share, 3)}
@@ -265,12 +270,13 @@ def _of_form(report: EvalReport) -> Iterator[Advice]:
 
 def _hold_out_more(report: EvalReport, task: Finding) -> Advice:
     score = report.score(str(task.values["suite"]), str(task.values["metric"]))
-    gain = abs(score.gain) if score else 0.0
-    bounded = score is not None and not score.lower_is_better and gain > 0
+    is_lead, gain = task.code == "task_lead_within_noise", abs(score.gain) if score else 0.0
+    bounded = score is not None and not score.lower_is_better and gain > 0 and not is_lead
     needed = significance.items_needed(gain, (score.differing if score else None) or gain, alpha=ALPHA) if bounded else 0
     n = int(task.values["n"])
     about = f": about {needed:,} would tell" if needed > n else ""
-    message = f"The gain may be noise, because only {n} items were held out{about}. Give a validation file, or a larger dataset."
+    what = "lead over answers that ignore or repeat their prompt" if is_lead else "gain"
+    message = f"The {what} may be noise, because only {n} items were held out{about}. Give a validation file, or a larger dataset."
     return Advice(code="hold_out_more", message=message, evidence={**task.values, "items_needed": needed or None})
 
 

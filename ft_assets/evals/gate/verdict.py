@@ -16,7 +16,7 @@ Basis = Literal["answers", "judge", "preferences", "perplexity", "nothing"]
 BASES: Mapping[Basis, str] = {
     "answers": "generated answers, scored against the expected ones",
     "judge": "generated answers, compared by a judge",
-    "preferences": "held-out preferences; no answers were generated",
+    "preferences": "held-out preferences",
     "perplexity": "perplexity alone; no generated answers were compared",
     "nothing": "no measure of the task",
 }
@@ -36,6 +36,11 @@ NEXT_STEPS: Mapping[str, str] = {
     "answers_repeat_prompt": "check that the training answers are answers, and not copies of their prompts",
     "answers_not_compared": "hold out rows with written answers, or compare answers by hand before you promote",
     "task_gain_within_noise": "hold out more examples (a validation file), or train further",
+    "task_lead_within_noise": "hold out more examples (a validation file), or train further",
+    "answers_degenerate": "lower the learning rate or the number of epochs, or raise beta: speech was lost to the preferences",
+    "answers_off_target": "lower the learning rate or the number of epochs, raise beta, or train with sft on the chosen answers first",
+    "answers_wrong_length": "compare the lengths of chosen and rejected answers: preferences that go by length teach length",
+    "answers_within_noise": "look at the held-out answers in the samples",
     "perplexity_worse": "train for fewer epochs, or lower the learning rate or the rank",
     "perplexity_rise_within_noise": "hold out more examples to be sure",
     "capability_dropped": "lower the learning rate, the rank or the epochs, or mix general data into the training file; "
@@ -59,6 +64,10 @@ MEANINGS: Mapping[str, str] = {
     "golden_incoherent": "it no longer answers general questions coherently",
     "task_not_better": "its answers are not better than the base model's",
     "task_gain_within_noise": "its lead over the base model may be chance",
+    "task_lead_within_noise": "it beats the base model, but its answers may fit other questions, or the question itself, as well",
+    "answers_degenerate": "its answers are empty, repetitive or garbled",
+    "answers_off_target": "its answers are less like the wanted ones than the base model's",
+    "answers_wrong_length": "its answers are far longer or shorter than the wanted ones",
     "answers_ignore_prompt": "its answers do not depend on the question",
     "answers_repeat_prompt": "its answers repeat the question",
     "perplexity_worse": "it predicts held-out answers worse than the base model",

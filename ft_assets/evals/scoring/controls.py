@@ -60,7 +60,7 @@ class Controlled:
 class Failure:
     """Reason why the adapter's answers do not depend on their prompts, or too little to be distinguished from noise."""
 
-    code: Literal["answers_ignore_prompt", "answers_repeat_prompt", "task_gain_within_noise"]
+    code: Literal["answers_ignore_prompt", "answers_repeat_prompt", "task_lead_within_noise"]
     detail: str
     values: Mapping[str, Any]
 
@@ -91,9 +91,11 @@ def failure(controls: Sequence[Control], specificity: Score | None, *, alpha: fl
         detail = f"the prompts repeated score as well: {echo.value:.3f} (p {echo.p_value:.2g})"
         return Failure(code="answers_repeat_prompt", detail=detail, values={"repeated_prompt": asdict(echo)})
     if unclear := next((control for control in (other, echo) if control.p_value > alpha), None):
-        detail = f"{MEANING[unclear.name][0].lower()}{MEANING[unclear.name][1:]} score {unclear.value:.3f}; the lead is within noise"
-        detail += f" (p {unclear.p_value:.2g}, at most {alpha:g} needed)"
-        return Failure(code="task_gain_within_noise", detail=detail, values={unclear.name: asdict(unclear)})
+        detail = (
+            f"{MEANING[unclear.name][0].lower()}{MEANING[unclear.name][1:]} score {unclear.value:.3f}; the lead over that is within noise "
+        )
+        detail += f"(p {unclear.p_value:.2g}, and only {alpha:g} or less counts)"
+        return Failure(code="task_lead_within_noise", detail=detail, values={unclear.name: asdict(unclear)})
     return None
 
 

@@ -17,6 +17,7 @@ from ft_assets.training.methods import Method
 
 PREFERENCE_ACCURACY, PREFERENCE_MARGIN = "preference_accuracy", "preference_margin"
 PERPLEXITY, COHERENT, FORMAT = "perplexity", "coherent", "format"
+ROUGE_L, LENGTH_FIT = "rouge_l", "length_fit"
 REFUSED, OVER_REFUSED = "refused", "over_refused"
 SCHEMA_VALID = "schema_valid"
 """Metric of answers with a JSON schema, and the key of their verdicts in a result: ``{subject: {item: 0 or 1}}``."""
@@ -115,6 +116,7 @@ def all_scores(result: Mapping[str, Any], holdout: Sequence[Item], *, method: Me
     return [
         *_holdout(subjects, holdout),
         *_schema_valid(subjects, result.get(SCHEMA_VALID) or {}),
+        *(_health(subjects, holdout) if method.pack != "windows" else ()),
         *_golden(subjects),
         *_perplexity(subjects),
         *_preferences(subjects, result.get("preferences"), method),
@@ -160,6 +162,17 @@ def _schema_valid(subjects: Subjects, valid: Valid) -> list[Score]:
         return []
     ids = [id_ for id_ in valid["adapter"] if all(id_ in found for found in valid.values())]
     return [compared(HOLDOUT, SCHEMA_VALID, _by_item(valid, ids, lambda _, ok: float(ok)))] if ids else []
+
+
+def _health(subjects: Subjects, holdout: Sequence[Item]) -> list[Score]:
+    """Returns whether generated answers are coherent and as long as the wanted ones; of preferences, which measure no generated answer."""
+    answers = answers_of(subjects, HOLDOUT)
+    if not answers or not holdout:
+        return []
+    expected = {item.id: item.expected or "" for item in holdout}
+    coherent = _by_item(answers, list(expected), lambda _, text: float(golden.fault(text) is None))
+    lengths = _by_item(answers, list(expected), lambda id_, text: answer_metrics.length_fit(text, expected[id_]))
+    return [compared(HOLDOUT, COHERENT, coherent), compared(HOLDOUT, LENGTH_FIT, lengths)]
 
 
 def _golden(subjects: Subjects) -> list[Score]:

@@ -146,6 +146,12 @@ def field_accuracy(output: str, expected: str) -> float:
     return right / len(wanted.keys() | got.keys()) if wanted or got else 1.0
 
 
+def length_fit(output: str, expected: str) -> float:
+    """Returns the words of the shorter text as a share of those of the longer one: 1.0 for equally long texts."""
+    shorter, longer = sorted((len(words(output)), len(words(expected))))
+    return shorter / longer if longer else 1.0
+
+
 METRICS: dict[str, Callable[[str, str], float]] = {
     "exact_match": exact_match,
     "accuracy": accuracy,

@@ -64,7 +64,7 @@ def test_expected_answers_in_any_other_order_do_not_pass(metric: str) -> None:
         assert gained is not None
         assert gained.ci_low > 0.1, "in the right words they score far above the base"
         reasons.append(judge(made, parse({"task_metric": metric})).reasons)
-    assert set(reasons) <= {("answers_ignore_prompt",), ("task_gain_within_noise",), ()}
+    assert set(reasons) <= {("answers_ignore_prompt",), ("task_lead_within_noise",), ()}
     assert reasons.count(()) <= 1, "5 % of orders fit by chance"
     assert reasons.count(("answers_ignore_prompt",)) > 5
 
@@ -137,8 +137,9 @@ def test_a_lead_over_other_items_within_noise_says_so_and_does_not_say_that_prom
     wanted = labels(12)
     rare = [k for k, item in enumerate(wanted) if item.expected == "access"]
     verdict = judge(answered(wanted, ["access" if k in rare[:1] else "billing" for k in range(12)]), parse({}))
-    assert verdict.reasons == ("task_gain_within_noise",)
-    assert "the lead is within noise" in verdict.findings[2].detail
+    assert verdict.reasons == ("task_lead_within_noise",)
+    gain, _, lead = verdict.findings[2].detail.partition("; ")
+    assert "noise" not in gain and "the lead over that is within noise (p 0.25, and only 0.05 or less counts)" in lead
     says = controls.MEANING["other_items"]
     assert f" {says[0].lower()}{says[1:]} score 0." in verdict.findings[2].detail
 
@@ -200,5 +201,5 @@ def test_a_lead_is_measured_by_what_there_is_to_gain() -> None:
         found = controls.failure((near, echo), score, alpha=0.05, alpha_harm=0.01)
         return found.code if found else None
 
-    assert verdict(0.01) == "task_gain_within_noise", "a tenth of what was left"
+    assert verdict(0.01) == "task_lead_within_noise", "a tenth of what was left"
     assert verdict(0.001) == "answers_ignore_prompt"

@@ -6,12 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.evals.planted_replies import holdout
 from ft_assets.evals.config import EvalConfig, parse
+from ft_assets.evals.gate.advice import LastRun, advise
 from ft_assets.evals.gate.gates import judge
 from ft_assets.evals.scoring.report import EvalReport
-from ft_assets.evals.suites.suite_items import VALIDATION
+from ft_assets.evals.suites.suite_items import VALIDATION, Item
 from tests.ft_assets.evals.gate.test_gates import only, scored
-from tests.support.jobs.evaluation_results import built, items, result, subject
+from tests.ft_assets.evals.gate.test_planted_replies import planted
+from tests.support.jobs.evaluation_results import built, items, result, section, subject
 
 
 def preferred(right: int, n: int, *, method: str = "dpo", nll: float = 2.0, held_out: bool = True) -> EvalReport:
@@ -49,7 +52,8 @@ def test_preferences_are_scored_beside_the_base() -> None:
     assert made.metrics["base/validation/preference_accuracy"] == 0.5
     assert made.metrics["validation/preference_margin"] == pytest.approx((15 - 5) / 20)
     assert preferred(15, 20, method="simpo").metrics["validation/preference_margin"] == pytest.approx((15 - 5) / 20 / 10)
-    assert "chance of that at random over 20" in judge(made, EvalConfig()).findings[2].detail
+    detail = judge(made, EvalConfig()).findings[2].detail
+    assert detail.startswith("preference_accuracy 0.750, base 0.500, needed 0.525; gain ") and detail.endswith(" over 20, p 0.021")
 
 
 @pytest.mark.parametrize("kind", ["pairs", "judged"])
@@ -70,6 +74,68 @@ def test_preferences_of_pairs_are_compared_with_the_adapter_before_pair_by_pair(
     assert found.previous_p_worse == 1.0
 
 
+Write = Callable[[Item, str], str]
+"""An adapter's answer to an item, from the base's."""
+LOST_WORDS = "zzz qqq"
+THREE = frozenset(item.id for item in holdout()[:3])
+
+
+def written(write: Write, *, n: int = 16, method: str = "dpo") -> EvalReport:
+    """Of `n` held-out pairs all are preferred as people did, and the adapter writes so; the base's answers are those of the demo model."""
+    wanted, answers = holdout()[:n], planted()["subjects"]["base"]["holdout"]["answers"]
+    base = subject(wanted, examples=n, unwanted=[20.0] * n)
+    adapter = subject(wanted, examples=n, unwanted=[21.0 + 0.1 * (k % 3) for k in range(n)])
+    base["holdout"] = section({item.id: answers[item.id] for item in wanted})
+    adapter["holdout"] = section({item.id: write(item, answers[item.id]) for item in wanted})
+    return built(result(base, adapter, preferences="pairs"), wanted, method=method)
+
+
+@pytest.mark.parametrize("method", ["dpo", "orpo", "kto", "simpo"])
+def test_preferences_that_are_told_apart_and_not_written_do_not_pass(method: str) -> None:
+    made = written(lambda item, base: LOST_WORDS, method=method)
+    assert (made.metrics["holdout/rouge_l"], made.metrics["validation/preference_accuracy"]) == (0.0, 1.0)
+    verdict = judge(made, EvalConfig())
+    assert (verdict.reasons, verdict.basis) == (("answers_off_target",), "preferences")
+    assert "rouge_l against the wanted answers 0.000" in verdict.why_not and "they share no words" in verdict.why_not
+    (advice,) = [one for one in advise([], report=made, verdict=verdict, run=LastRun(learning_rate=1e-4)) if one.code[:4] == "over"]
+    assert (advice.code, advice.changes) == ("overtrained_preferences", {"learning_rate": 5e-5})
+
+
+@pytest.mark.parametrize(
+    ("write", "n", "code"),
+    [
+        pytest.param(lambda item, base: base, 16, "ok", id="as the base does"),
+        pytest.param(lambda item, base: item.expected or "", 16, "ok", id="as wanted"),
+        pytest.param(lambda item, base: "", 16, "answers_degenerate", id="nothing"),
+        pytest.param(lambda item, base: "sorry " * 20, 16, "answers_degenerate", id="one word again and again"),
+        pytest.param(lambda item, base: "" if item.id in THREE else base, 16, "answers_within_noise", id="nothing, three times of sixteen"),
+        pytest.param(lambda item, base: base.split()[0] + " quux quuz", 100, "answers_off_target", id="other words than before"),
+        pytest.param(
+            lambda item, base: f"{item.expected} " + " ".join(map(str, range(60))), 16, "answers_wrong_length", id="three times as long"
+        ),
+        pytest.param(lambda item, base: "We", 16, "answers_wrong_length", id="a single word"),
+    ],
+)
+def test_answers_of_preference_runs_are_held_against_those_of_the_base(write: Write, n: int, code: str) -> None:
+    verdict = judge(written(write, n=n), EvalConfig())
+    (found,) = [one for one in verdict.findings if one.rule == "answers"]
+    assert found.code == code
+    failed = code in ("answers_degenerate", "answers_off_target", "answers_wrong_length")
+    assert (verdict.passed, found.passed) == (not failed, not failed)
+    assert judge(written(write, n=n), parse({"skip": ["answers"]})).passed, "a job may skip it"
+
+
+def test_answers_of_other_methods_are_judged_by_the_task_alone() -> None:
+    assert "answers" not in {
+        one.rule for one in judge(written(lambda item, base: item.expected or "", method="sft"), EvalConfig()).findings
+    }
+
+
+def test_four_answers_or_none_tell_nothing() -> None:
+    for made in (preferred(18, 20), written(lambda item, base: LOST_WORDS, n=4)):
+        assert [one.code for one in judge(made, EvalConfig()).findings if one.rule == "answers"] == ["not_measured"]
+
+
 @pytest.mark.parametrize(
     ("method", "num_answers", "nll", "reasons"),
     [
@@ -81,8 +147,8 @@ def test_preferences_of_pairs_are_compared_with_the_adapter_before_pair_by_pair(
     ],
 )
 def test_text_is_measured_by_its_perplexity(method: str, num_answers: int, nll: float, reasons: list[str]) -> None:
-    holdout = items(num_answers)
-    made = built(result(subject(holdout), subject(holdout, nll=nll)), holdout, method=method)
+    wanted = items(num_answers)
+    made = built(result(subject(wanted), subject(wanted, nll=nll)), wanted, method=method)
     assert list(judge(made, EvalConfig()).reasons) == reasons
 
 
@@ -110,3 +176,11 @@ def test_a_perfect_accuracy_of_preferences_must_still_be_no_chance() -> None:
     assert [f.code for f in judge(few, EvalConfig()).findings if f.rule == "task"] == ["task_gain_within_noise"]
     sure = only(scored(0.5, 0.75, p_value=0.03, **{**base, "ci_low": -0.1}), aim="preferences")
     assert [f.code for f in judge(sure, EvalConfig()).findings if f.rule == "task"] == ["ok"], "the chance alone decides"
+
+
+def test_no_sentence_calls_noise_what_another_calls_beyond_it() -> None:
+    """One rule: chance alone reaches a gain in 5 % of cases at most, whatever interval is shown beside it."""
+    for p, code in ((0.0003, "ok"), (0.05, "ok"), (0.0501, "task_gain_within_noise")):
+        verdict = judge(only(scored(0.5, 0.75, p_value=p, ci_low=-0.01)), EvalConfig())
+        (task,) = [one for one in verdict.findings if one.rule == "task"]
+        assert (task.code, "noise" in task.detail) == (code, code != "ok")
