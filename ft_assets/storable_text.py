@@ -1,4 +1,4 @@
-"""Checks text that every store must accept: databases and JSON refuse NUL, unpaired surrogates and non-finite numbers."""
+"""Checks text that every store must accept: databases and JSON refuse NUL, unpaired surrogates and non-finite numbers. And shows text."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 def printable(text: str) -> str:
     """Returns `text` with control characters (except tab and newline) and surrogates written as ``\\u0000``."""
     return UNPRINTABLE.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
+
+
+def shown_answer(text: str) -> str:
+    """Returns a model's answer for people, who cannot see one of nothing, or of blanks."""
+    return text if text.strip() else "(empty answer)"
 
 
 def storable(value: Any) -> Any:

@@ -32,6 +32,7 @@ from deploy.local.stack_view import StackView
 from deploy.local.supervisor.stack_report import Phase
 from ft_assets.demo import tickets
 from ft_assets.errors import FtError, Unavailable
+from ft_assets.storable_text import shown_answer
 from resources.atomic_write import write_atomically
 
 MODEL = "demo-llama-3m"
@@ -161,8 +162,8 @@ def _show_pair(client: FtClient, rows: Sequence[Mapping[str, Any]], adapter: str
     row = next(r for r in rows if r["metadata"]["template"] == "seen")
     messages, wanted = _question(row)
     _say(f"ticket:   {messages[-1]['content']}")
-    _say(f"base:     {_answer(client, MODEL, row)!r}")
-    _say(f"adapter:  {_answer(client, adapter, row)}")
+    _say(f"base:     {shown_answer(_answer(client, MODEL, row))}")
+    _say(f"adapter:  {shown_answer(_answer(client, adapter, row))}")
     _say(f"wanted:   {wanted}")
 
 

@@ -11,10 +11,15 @@ from markupsafe import Markup
 from control_plane.console.documents.charts import curves, interval_bar
 from control_plane.console.documents.differences import marked
 from control_plane.console.jinja_environment import document
+from ft_assets.storable_text import shown_answer
 
 IN_NATS = frozenset({"perplexity", "preference_margin"})
 """Metrics whose intervals are not shares: each has its own scale."""
 FILTERS = (("all", "all"), ("worse", "worse"), ("better", "better"), ("changed", "another answer, same score"), ("same", "the same"))
+MODES = {
+    "experiment": "Experiment: a failed rule blocks its promotion", "monitor": "Monitored: a failed rule does not block",
+    "off": "Gate off: a failed rule does not block",
+}  # fmt: skip
 KINDS = (("task", "The task"), ("capability", "Capability"), ("safety", "Safety"), ("golden", "Golden prompts"))
 MAX_SAMPLES = 200
 
@@ -42,6 +47,7 @@ def evaluation_values(
         "e": evaluation,
         "report": report,
         "verdict": verdict,
+        "gate_mode": MODES.get(verdict.get("mode"), ""),
         "failed": [f for f in verdict["findings"] if f["blocking"] and not f["passed"]],
         "warned": [f for f in verdict["findings"] if f["code"] in verdict.get("warnings", ())],
         "tables": list(_tables(report)),
@@ -57,7 +63,11 @@ def evaluation_values(
 
 def _side_by_side(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an item with the differences between the answers of base and candidate marked."""
-    base, adapter = marked(sample.get("base") or "", sample.get("adapter") or "")
+    texts = {name: sample.get(name) or "" for name in ("base", "adapter")}
+    sides: dict[str, Any] = dict(zip(texts, marked(*texts.values()), strict=True))
+    if sample.get("prompt") or any(texts.values()):  # an item of likelihoods has no answers
+        sides |= {name: shown_answer(text) for name, text in texts.items() if not text.strip()}
+        sides |= {} if sample.get("previous") is None else {"previous": shown_answer(sample["previous"])}
     return {
         "change": "same",
         "suite": "holdout",
@@ -65,8 +75,7 @@ def _side_by_side(sample: Mapping[str, Any]) -> Mapping[str, Any]:
         "previous": None,
         "scores": None,
         **sample,
-        "base": base,
-        "adapter": adapter,
+        **sides,
     }
 
 

@@ -76,6 +76,7 @@ async function answer(name) {
     if (error.name === "AbortError") found.isStopped = true;
     else { shown.textContent = text ? `${text}\n${error.message}` : error.message; shown.classList.add("bad"); }
   }
+  if (!text.trim() && !found.isStopped && !shown.classList.contains("bad")) shown.textContent = "(empty answer)";
   if (text) turns[name].push({ role: "assistant", content: text });
   side(name).querySelector("[data-time]").textContent = measured(found);
 }

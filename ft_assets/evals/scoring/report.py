@@ -35,6 +35,7 @@ from ft_assets.evals.suites import golden, guard
 from ft_assets.evals.suites import suite_items as suites
 from ft_assets.evals.suites.answer_reader import STRIP, AnswerReader, ReasoningSummary
 from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, SAFETY, Item
+from ft_assets.storable_text import shown_answer
 from ft_assets.training.methods import Method
 from ft_assets.typed_json import from_json
 
@@ -315,7 +316,8 @@ def markdown_table(report: EvalReport) -> str:
     lines += [f"\n{_cell(text)}" for text in _remarks(report)]
     if report.samples:
         lines += ["", "| | prompt | expected | base | adapter |", "|---|---|---|---|---|"]
-        lines += ["| " + " | ".join(_cell(v) for v in (s.change, s.prompt, s.expected, s.base, s.adapter)) + " |" for s in report.samples]
+        rows = [(s.change, s.prompt, s.expected, shown_answer(s.base), shown_answer(s.adapter)) for s in report.samples]
+        lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
     return "\n".join(lines)
 
 

@@ -114,7 +114,7 @@ def test_an_evaluation_of_an_earlier_version_is_shown(platform: Platform, tenant
             "max_logit_difference": 1.0, "literal": True, "golden_faults": [], "seconds": 2.0,
             "scores": [{"suite": "holdout", "metric": "exact_match", "n": 9, "base": 0.1, "adapter": 0.9, "previous": None,
                         "ci_low": 0.5, "ci_high": 0.9}],
-            "samples": [{"id": "i", "prompt": "q", "expected": "e", "base": "b", "adapter": "a"}],
+            "samples": [{"id": "i", "prompt": "q", "expected": "e", "base": "b", "adapter": " "}],
         },
         "verdict": {"outcome": "passed", "findings": [{"rule": "task", "code": "ok", "passed": True, "blocking": True, "detail": "d"}]},
         "advice": ["Lower it."],
@@ -125,4 +125,5 @@ def test_an_evaluation_of_an_earlier_version_is_shown(platform: Platform, tenant
     found = ft.jobs.evaluation(job)
     assert (found["verdict"]["outcome"], found["advice"][0]["message"], found["report"]["format"]) == ("passed", "Lower it.", 1)
     assert [s["id"] for s in ft.jobs.evaluation_samples(job)] == ["holdout/i"]
-    assert b"Lower it." in ft.jobs.evaluation_page(job)
+    page = ft.jobs.evaluation_page(job)
+    assert b"Lower it." in page and page.count(b"(empty answer)") == 1

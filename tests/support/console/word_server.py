@@ -1,4 +1,4 @@
-"""An inference server that says which model answers, word by word, and counts the tokens."""
+"""An inference server that says which model answers, word by word, and counts the tokens; to :data:`SILENT` it answers nothing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 
 SLOW = "slowly"
 """A message with this word is answered until the connection is closed."""
+SILENT = "silently"
 PAUSE_S = 0.1
 
 
@@ -21,7 +22,7 @@ def word_server() -> FastAPI:
     async def chat(request: Request) -> StreamingResponse:
         body = await request.json()
         messages = body["messages"]
-        said = ["This ", "is ", body["model"], f", message {len(messages)}"]
+        said = [] if SILENT in str(messages[-1]["content"]) else ["This ", "is ", body["model"], f", message {len(messages)}"]
         is_slow = SLOW in str(messages[-1]["content"])
 
         async def words() -> AsyncIterator[str]:

@@ -11,6 +11,7 @@ import typer
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, number, print_json, say, table
 from control_plane.cli.tenant.remote import connect
+from ft_assets.storable_text import shown_answer
 
 if TYPE_CHECKING:
     from control_plane.client import Record
@@ -47,7 +48,7 @@ def tell(
         html.write_bytes(page())
         say(f"the evaluation is in {html}")
     if samples is not None:
-        _samples(samples, as_json=as_json)
+        show_samples(samples, as_json=as_json)
     elif as_json:
         print_json(found)
     elif html is None:
@@ -141,7 +142,7 @@ def _after(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"took {report['seconds']:.1f} s, {cost['gpu_s']:.1f} GPU-seconds, {tokens} judge tokens"
 
 
-def _samples(samples: Iterable[Record], *, as_json: bool) -> None:
+def show_samples(samples: Iterable[Record], *, as_json: bool) -> None:
     """Print one JSON object per line, or a few lines per sample."""
     for sample in samples:
         if as_json:
@@ -150,8 +151,11 @@ def _samples(samples: Iterable[Record], *, as_json: bool) -> None:
         judged = f", judge: {sample['judge']}" if sample.get("judge") else ""
         print(f"{printable(sample['id'])}  {sample['change']}{judged}")
         message = {name: sample[name] for name in ("prompt", "expected", "base")}
+        has_answers = not sample["suite"].startswith("capability/")
         for name, text in {**message, "previous": sample.get("previous"), "adapter": sample["adapter"]}.items():
-            if text:
+            if text is not None and has_answers and name in ("base", "previous", "adapter"):
+                print(f"  {name + ':':<10}{printable(shown_answer(text))}")
+            elif text:
                 print(f"  {name + ':':<10}{printable(text)}")
         metric, scores = sample.get("metric"), sample.get("scores")
         if sample["suite"].startswith("capability/") and metric and scores:

@@ -11,6 +11,7 @@ import typer
 from control_plane.cli.output import Json, print_json, say
 from control_plane.cli.record_views import given
 from control_plane.cli.tenant.remote import connect
+from ft_assets.storable_text import shown_answer
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
@@ -60,4 +61,7 @@ def _ask(client: FtClient, model: str, messages: Sequence[Mapping[str, object]],
         print(part, end="", flush=True)
         parts.append(part)
     print(flush=True)
-    return "".join(parts)
+    answer = "".join(parts)
+    if not answer.strip():
+        say(shown_answer(answer))
+    return answer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.cli.tenant.jobs.evaluation_commands import printable
+from control_plane.cli.tenant.jobs.evaluation_commands import printable, show_samples
 from control_plane.client import FtClient
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
@@ -43,6 +43,16 @@ def test_answers_are_listed_without_what_a_terminal_would_obey(ft: Ft, job: str)
     told = [json.loads(line) for line in ft("eval", job, "--samples", "--json").out.splitlines()]
     assert len({s["id"] for s in told}) == len(told) > 400
     assert printable("a\x1b[31m\nb\u202e") == "a?[31m\\nb?"
+
+
+def test_empty_answers_are_shown_as_such_and_missing_ones_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    sample = {"id": "golden/g1", "suite": "golden", "change": "worse", "prompt": "Hi?", "expected": "", "base": "Hello.", "adapter": " "}
+    likelihoods = {**sample, "id": "capability/x/1", "suite": "capability/x", "prompt": "", "base": "", "adapter": ""}
+    show_samples([sample, likelihoods], as_json=False)
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["golden/g1", "worse"], ["prompt:", "Hi?"], ["base:", "Hello."], ["adapter:", "(empty answer)"], ["capability/x/1", "worse"],
+    ]  # fmt: skip
 
 
 def test_a_passed_adapter_passes_the_build(platform: Platform, tenant: Tenant, ft: Ft, job: str) -> None:

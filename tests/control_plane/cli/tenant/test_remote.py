@@ -230,7 +230,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_running_and_says_how_to_come_back(
 
 async def _complete(request: Request) -> Response:
     body = await request.json()
-    words = ["Hello", " from ", body["model"]]
+    words = [" "] if body["messages"][-1]["content"] == "Silence" else ["Hello", " from ", body["model"]]
     if not body.get("stream"):
         return JSONResponse({"choices": [{"index": 0, "message": {"role": "assistant", "content": "".join(words)}}]})
 
@@ -252,6 +252,8 @@ def test_an_answer_streams_from_the_inference_server(
     assert offline("chat", MODEL, "Hi", **env).out == f"Hello from {MODEL}\n"
     assert offline("chat", MODEL, "-", stdin="Hi", **env).out == f"Hello from {MODEL}\n"
     assert offline("chat", MODEL, "Hi", "--json", **env).json["choices"][0]["message"]["content"] == f"Hello from {MODEL}"
+    silent = offline("chat", MODEL, "Silence", **env)
+    assert (silent.out.strip(), silent.err.strip()) == ("", "(empty answer)"), "what a script reads is what the model wrote"
     refused = offline("chat", "nobody", "Hi", **env)
     assert refused.code == 1
     assert "[model_not_found" in refused.err

@@ -60,6 +60,13 @@ def test_an_answer_is_stopped_tried_again_counted_and_copied_as_code(page: Page,
     page.get_by_role("button", name="Try again").click()
     left.get_by_text("7 + 4 tokens").wait_for()
     assert left.locator(".turn").count() == 2, "the answer was replaced"
+    page.get_by_label("Message", exact=True).fill("Answer silently")
+    page.get_by_role("button", name="Send").click()
+    left.get_by_text("(empty answer)").wait_for()
+    page.get_by_role("button", name="New conversation").click()
+    page.get_by_label("Message", exact=True).fill("Hello")
+    page.get_by_role("button", name="Send").click()
+    left.get_by_text("7 + 4 tokens").wait_for()
     page.get_by_role("button", name="Python", exact=True).click()
     code = page.locator("[data-code]").text_content() or ""
     assert 'messages=[{"role": "user", "content": "Hello"}]' in code

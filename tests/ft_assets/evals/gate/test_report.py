@@ -41,6 +41,10 @@ def test_the_report_shows_base_and_previous_beside_the_adapter_with_intervals() 
     assert made.metrics["base/holdout/exact_match"] == 0.2
 
 
+def test_empty_answers_are_shown_as_such_in_the_table_of_samples() -> None:
+    assert "| wrong | (empty answer) |" in markdown_table(report(adapter=0, wrong=""))
+
+
 def test_less_perplexity_is_a_gain() -> None:
     score = report(nll=1.5).score("validation", "perplexity")
     assert score is not None
