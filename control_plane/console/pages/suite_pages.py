@@ -1,4 +1,4 @@
-"""Evaluation suites: whose items files are checked for and where they were found, a form that adds one, and general tasks."""
+"""Contamination lists: whose items files are checked for and where they were found, a form that adds one, and general tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter(prefix=SUITES, route_class=PageRoute, include_in_schema=False
 
 @router.get("")
 def list_suites(page: PageDep) -> HTMLResponse:
-    """List suites with the dataset versions in which their items were found; its script adds suites through the API."""
+    """List them with the dataset versions in which their items were found; its script adds lists through the API."""
     found = suites.list_suites(page.platform, page.tenant)
     uses = suites.uses(page.platform, page.tenant)
     return page.show(
@@ -32,6 +32,6 @@ def list_suites(page: PageDep) -> HTMLResponse:
 
 @router.post("/{name}/remove")
 def remove_suite(page: PageDep, tenant: Writer, name: str) -> Response:
-    """Remove an evaluation suite of the tenant."""
+    """Remove a contamination list of the tenant."""
     suites.remove(page.platform, tenant, name)
     return see(SUITES, "deleted")
