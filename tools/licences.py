@@ -1,4 +1,4 @@
-"""Lists the licences of the packages in the images: ``python -m tools.licences`` writes ``THIRD-PARTY.md``.
+"""Lists the licences of the packages and of the contamination lists in the images: ``python -m tools.licences`` writes ``THIRD-PARTY.md``.
 
 Licences are SPDX expressions, from the metadata of the installed packages, or from `STATED` where those are vague or absent. A package
 whose licence is unknown fails the command, and so does a licence that is neither permissive nor in `NAMED`.
@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import cast
 
+from ft_assets.datasets.checks.contamination.shipped_suites import shipped_suites
 from tools.images import EXTRAS, locked, name
 from tools.lock import ROOT
 
@@ -96,7 +97,13 @@ def render(packages: Mapping[str, tuple[str, str]], control_plane: Iterable[str]
         for one, why in sorted(NAMED.items())
         if any(one in ids(licence) for _, licence in packages.values())
     ]
-    return "\n".join([HEAD, "## Not permissive", "", *named, "", "## All", "", TABLE, *rows, ""])
+    return "\n".join([HEAD, "## Not permissive", "", *named, "", "## All", "", TABLE, *rows, "", *lists()])
+
+
+def lists() -> list[str]:
+    """Return the section of the contamination lists that ship."""
+    rows = [f"| {one.name} | {one.num_items:,} | {one.license} | {one.name}.license.txt |" for one in shipped_suites()]
+    return [LISTS, *rows, ""]
 
 
 HEAD = """# Third-party packages
@@ -105,6 +112,13 @@ Packages in the images of the control plane and of the trainer, with the GPU bui
 `python -m tools.licences`. Each package's licence text is in its `dist-info` folder in the images. Debian's packages in the base image
 have theirs in `/usr/share/doc`.
 """
+LISTS = """## Contamination lists
+
+Hashes of 13-grams of public benchmarks, without their text, in `ft_assets/datasets/checks/contamination/hashed_suites`, each with the
+notice of its licence.
+
+| list | items | licence (SPDX) | notice |
+|---|---|---|---|"""
 TABLE = "| package | version | licence (SPDX) | image |\n|---|---|---|---|"
 
 

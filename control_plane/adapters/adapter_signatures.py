@@ -99,7 +99,7 @@ def _of_adapter(platform: Platform, record: AdapterRecord) -> Mapping[str, Any]:
         inputs={
             f"base_model:{record.base_model}": record.base_digest,
             "training_spec": record.spec_sha256,
-            "requirements.lock": record.lock_sha256,
+            "dependency_locks": record.lock_sha256,
             **{f"dataset:{row.id}": row.content_sha256 for row in rows},
         },
         commit=record.commit,

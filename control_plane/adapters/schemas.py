@@ -39,7 +39,7 @@ class Adapter(ApiModel):
     spec_sha256: str
     """SHA-256 of the frozen training spec."""
     lock_sha256: str
-    """SHA-256 of the lock file of the software it was trained with."""
+    """SHA-256 of the lock files of the software it was trained with, CUDA packages included."""
     commit: str
     """Commit of the training code."""
     metrics: JsonObject

@@ -28,7 +28,7 @@ TAGS: Mapping[str, str] = {
     "files": "Upload datasets as files and follow their validation.",
     "uploads": "Upload large files in parts; an interrupted upload can be resumed.",
     "datasets": "Immutable dataset versions made from validated files, with reports, previews and approval.",
-    "suites": "Evaluation suites that datasets are checked against for contamination.",
+    "suites": "Contamination lists: items, such as those of public benchmarks, that no training row should repeat.",
     "scored_suites": "Suites of your own that adapters are evaluated with.",
     "evaluations": "Capability suites that adapters are evaluated with.",
     "models": "Base models, model routes and fine-tuned models that requests can name.",

@@ -43,9 +43,12 @@ from control_plane.capacity.tables import node_drains
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import Settings
 from ft_assets import yaml_files
+from ft_assets.base_models import REPOSITORY_ROOT
 from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.training.memory import COUNTS, GPUS
 
+PLANNED = REPOSITORY_ROOT / "deploy" / "pools.yaml"
+"""The pools of the planned installation."""
 POOL_NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?", re.ASCII)
 """A DNS label, short enough to be part of the names of a cluster's queues (63 characters, tier and tenant included)."""
 NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", re.ASCII)

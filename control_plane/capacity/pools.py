@@ -105,6 +105,10 @@ def nodes(num_gpus: int, *, per_node: int = 8, prefix: str = "node", fabric: str
     )
 
 
+LOCAL = "local"
+"""Type of GPU of the embedded pool: whatever this machine has."""
+
+
 def local_pool(slots: int, *, premium: int = 0) -> Pool:
     """Return the embedded pool: `slots` subprocesses of this machine, each counted as one GPU, `premium` of them reserved."""
     if slots < 1:
@@ -112,7 +116,7 @@ def local_pool(slots: int, *, premium: int = 0) -> Pool:
     if not 0 <= premium < slots:
         raise ValueError(f"FT_PREMIUM_GPUS is {premium}; of the {slots} slots of the embedded pool 0..{slots - 1} can be reserved")
     machine = Node(name="local", num_gpus=slots)
-    return Pool(name="local", nodes=(machine,), gpu_type="local", max_gpus_per_job=slots, reserved_gpus=premium)
+    return Pool(name="local", nodes=(machine,), gpu_type=LOCAL, max_gpus_per_job=slots, reserved_gpus=premium)
 
 
 def largest_gang(of: Sequence[Node]) -> int:

@@ -23,7 +23,7 @@ MODULES = {
     "tenant.data.dataset_commands": ("check", "upload", "datasets"),
     "tenant.jobs.estimate_commands": ("preview", "estimate"),
     "tenant.data.file_commands": ("files",),
-    "tenant.data.suite_commands": ("suites",),
+    "tenant.data.suite_commands": ("contamination", "suites"),
     "tenant.data.scored_suite_commands": ("scored-suites",),
     "tenant.jobs.job_commands": ("submit", "jobs", "job", "logs", "metrics", "checkpoints", "cancel", "pause", "resume"),
     "tenant.jobs.evaluation_commands": ("eval",),

@@ -1,1 +1,1 @@
-"""Dataset versions: validation, previews, imports, and the evaluation suites they are checked against."""
+"""Dataset versions: validation, previews, imports, and the contamination lists they are checked against."""

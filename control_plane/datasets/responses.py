@@ -1,4 +1,4 @@
-"""API responses for files, datasets and suites."""
+"""API responses for files, datasets and contamination lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/datasets`` and ``/v1/suites``: versions, reports, approval, previews, imports from the Hub, and evaluation suites."""
+"""``/v1/datasets`` and ``/v1/suites``: versions, reports, approval, previews, imports from the Hub, and contamination lists."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ FORM = {
     "type": "object",
     "required": ["file", "name", "field"],
     "properties": {
-        "file": {"type": "string", "contentMediaType": "application/octet-stream", "description": "File with the rows of the suite."},
-        "name": {"type": "string", "description": "Name of the suite, unique among your own."},
+        "file": {"type": "string", "contentMediaType": "application/octet-stream", "description": "File with the rows of the list."},
+        "name": {"type": "string", "description": "Name of the list, unique among your own."},
         "field": {"type": "string", "description": "Field of a row that holds the question; several are separated by commas, at most 8."},
         "column_map": {"type": "string", "description": 'Which field each source column becomes, as JSON such as {"query": "prompt"}.'},
     },
@@ -117,12 +117,12 @@ FORM = {
 
 @suites_router.post(
     "",
-    summary="Add an evaluation suite",
+    summary="Add a contamination list",
     response_model=schemas.Suite,
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}},
 )
 async def add(request: Request, platform: PlatformDep, tenant: Writer) -> Suite:
-    """Register an evaluation suite. Files validated from now on are checked for its items."""
+    """Register a contamination list. Files validated from now on are checked for its items."""
     async with request.form(max_files=1) as form:  # read here rather than as a parameter, so that the key is checked first
         fields: dict[str, str] = {}
         for given, value in form.multi_items():
@@ -146,9 +146,9 @@ def _required(fields: Mapping[str, str], name: str) -> str:
     return fields[name]
 
 
-@suites_router.get("", summary="List evaluation suites", response_model=http_schemas.ListOf[schemas.Suite])
+@suites_router.get("", summary="List contamination lists", response_model=http_schemas.ListOf[schemas.Suite])
 def list_suites(platform: PlatformDep, tenant: Reader) -> Page[Suite]:
-    """List the suites that your files are checked against: those that ship with the platform, the operator's, and your own."""
+    """List the contamination lists that your files are checked against: those that ship with the platform, the operator's, and your own."""
     return Page(items=suites.list_suites(platform, tenant), has_more=False)
 
 
@@ -161,8 +161,8 @@ def index(platform: PlatformDep, tenant: Reader) -> StreamingResponse:
     return StreamingResponse(zipped(suites.index_files(platform, tenant)), media_type="application/zip")
 
 
-@suites_router.delete("/{name}", summary="Remove an evaluation suite")
-def remove(platform: PlatformDep, tenant: Writer, name: Annotated[str, Path(description="Name of the suite.")]) -> http_schemas.Deleted:
-    """Remove one of your evaluation suites. Those of the platform and the operator cannot be removed."""
+@suites_router.delete("/{name}", summary="Remove a contamination list")
+def remove(platform: PlatformDep, tenant: Writer, name: Annotated[str, Path(description="Name of the list.")]) -> http_schemas.Deleted:
+    """Remove one of your contamination lists. Those of the platform and the operator cannot be removed."""
     suites.remove(platform, tenant, name)
     return http_schemas.Deleted(id=name, object="eval_suite")

@@ -1,4 +1,4 @@
-"""Files, datasets and the suites that datasets are checked against."""
+"""Files, datasets and the contamination lists that datasets are checked against."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ class Dataset(ApiModel):
     dedup_removed: int
     """Rows dropped as exact or near duplicates."""
     contamination_flagged: int | None
-    """Rows that repeat an item of an evaluation suite; null if not checked."""
+    """Rows that repeat an item of a contamination list; null if not checked."""
     contamination_suites: list[str]
-    """Names of the evaluation suites the rows were compared with; empty if not checked."""
+    """Names of the contamination lists the rows were compared with; empty if not checked."""
     uri: str
     """Location of the stored rows, for internal use."""
     review: str
@@ -141,21 +141,21 @@ class ImportDataset(ApiModel):
 
 
 class Suite(ApiModel):
-    """An evaluation suite that datasets are checked against for contamination."""
+    """A contamination list: items that no row of a dataset should repeat, such as those of a public benchmark."""
 
     id: str
-    """Id of the suite."""
+    """Id of the list."""
     object: Literal["eval_suite"] = "eval_suite"
     """Object type, always `eval_suite`."""
     name: str
-    """Name of the suite."""
+    """Name of the list."""
     owner: str
     """Who registered it: `platform` (ships with it, as hashes), `operator` or `tenant` (you)."""
     field: str
     """Field of its rows that is compared; several are separated by commas."""
     num_items: int
-    """Items in the suite."""
+    """Items in the list."""
     sha256: str
     """SHA-256 of the items."""
     created_at: EpochSeconds | None
-    """When it was registered, as Unix time in seconds; null for suites that ship with the platform."""
+    """When it was registered, as Unix time in seconds; null for lists that ship with the platform."""

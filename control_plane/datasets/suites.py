@@ -1,6 +1,7 @@
-"""Evaluation suites that datasets are checked against (built-in ones, the operator's, each tenant's own), and the index over a set of them.
+"""Contamination lists that datasets are checked against (those that ship, the operator's, each tenant's own), and the index over a set of
+them.
 
-An operator's suite replaces a built-in one of the same name. The index is built once per set, stored under the set's digest, and cached on
+An operator's list replaces a built-in one of the same name. The index is built once per set, stored under the set's digest, and cached on
 this machine's disk.
 """
 
@@ -129,7 +130,9 @@ def _inserted(platform: Platform, tenant: str | None, values: Mapping[str, Any],
                 orphaned_objects.claim(conn, values["object_key"])
             return one(conn, sa.insert(eval_suites).values(**values).returning(eval_suites), Suite)
     except DuplicateRow:
-        raise Conflict(f"a suite {values['name']!r} already exists; remove it first, or choose another name", code="suite_exists") from None
+        raise Conflict(
+            f"a contamination list {values['name']!r} already exists; remove it first, or choose another name", code="suite_exists"
+        ) from None
 
 
 def add_benchmark(platform: Platform, stream: BinaryIO, *, name: str, filename: str) -> Suite:
@@ -181,7 +184,9 @@ def remove(platform: Platform, tenant: str | None, name: str) -> None:
         query = sa.delete(eval_suites).where(owner, eval_suites.c.name == name).returning(eval_suites.c.object_key)
         key: str | None = conn.execute(query).scalar_one_or_none()
         if key is None:
-            raise NotFound(f"no suite {name[:80]!r}; list yours with `ft suites list`", code="suite_not_found", param="name")
+            raise NotFound(
+                f"no contamination list {name[:80]!r}; list yours with `ft contamination list`", code="suite_not_found", param="name"
+            )
         if tenant is not None:
             orphaned_objects.release(conn, tenant, [key], now=platform.clock())
     if tenant is not None:
@@ -265,7 +270,7 @@ def _build(platform: Platform, tenant: str, found: Sequence[Suite], target: Path
                 platform.objects.get_file(suite.object_key, Path(items[label(suite)]))
         order = {"shipped": [suite.name for suite in found if suite.object_key is None], "suites": items, "target": str(made)}
         limits = Limits(wall_s=INDEX_WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
-        run_sandboxed(INDEXER, order, directory, limits=limits, what="evaluation suites")
+        run_sandboxed(INDEXER, order, directory, limits=limits, what="contamination lists")
         (made / DONE).touch()
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -313,13 +318,13 @@ def _check_accepts(conn: Connection, tenant: str | None) -> None:
     refuse_while_deleted(conn, tenant)
     num = conn.execute(sa.select(sa.func.count()).where(eval_suites.c.tenant_id == tenant)).scalar_one()
     if num >= MAX_SUITES:
-        raise QuotaExceeded(f"suite limit reached ({num}, limit {MAX_SUITES}); remove one first", code="too_many_suites")
+        raise QuotaExceeded(f"limit of contamination lists reached ({num}, limit {MAX_SUITES}); remove one first", code="too_many_suites")
 
 
 def _no_space(left: int) -> InvalidRequest:
     return InvalidRequest(
-        f"the items take more than the {left:,} bytes that are left of {MAX_ITEM_BYTES >> 20} MiB for suites; give a part of them, name "
-        "fewer fields, or remove another suite",
+        f"the items take more than the {left:,} bytes that are left of {MAX_ITEM_BYTES >> 20} MiB for contamination lists; give a part of "
+        "them, name fewer fields, or remove another list",
         code="invalid_suite",
         param="file",
     )
@@ -350,7 +355,7 @@ def _texts(path: Path, filename: str, wanted: Sequence[str], column_map: Mapping
         found = [field_text(value, name) for name in wanted] if isinstance(value, dict) else [""]
         if not all(found):
             raise InvalidRequest(
-                f"row {row.number} of {filename} has no text in {' and '.join(wanted)}; every row of a suite needs it",
+                f"row {row.number} of {filename} has no text in {' and '.join(wanted)}; every row of a contamination list needs it",
                 code="invalid_suite",
                 param="field",
             )
@@ -362,14 +367,16 @@ def _write_items(texts: Iterator[str], path: Path, *, max_bytes: int) -> int:
     with path.open("w") as out:
         for num_items, text in enumerate(texts, start=1):
             if num_items > MAX_ITEMS:
-                raise InvalidRequest(f"a suite has at most {MAX_ITEMS} items; give a part of it", code="invalid_suite", param="file")
+                raise InvalidRequest(
+                    f"a contamination list has at most {MAX_ITEMS} items; give a part of it", code="invalid_suite", param="file"
+                )
             line = json.dumps(text) + "\n"
             num_bytes += len(line)
             if num_bytes > max_bytes:
                 raise _no_space(max_bytes)
             out.write(line)
     if not num_items:
-        raise InvalidRequest("the suite's file holds no rows; write one item a line", code="invalid_suite", param="file")
+        raise InvalidRequest("the list's file holds no rows; write one item a line", code="invalid_suite", param="file")
     return num_items
 
 
@@ -379,5 +386,5 @@ def _receive(stream: BinaryIO, path: Path) -> None:
         while chunk := stream.read(CHUNK_BYTES):
             num_bytes += len(chunk)
             if num_bytes > MAX_FILE_BYTES:
-                raise InvalidRequest(f"a suite's file has at most {MAX_FILE_BYTES >> 20} MiB", code="file_too_large", param="file")
+                raise InvalidRequest(f"a list's file has at most {MAX_FILE_BYTES >> 20} MiB", code="file_too_large", param="file")
             out.write(chunk)

@@ -1,4 +1,4 @@
-"""Uploads, files, dataset versions and evaluation suites."""
+"""Uploads, files, dataset versions and contamination lists."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suite:
-    """A row of `eval_suites`, or a built-in suite."""
+    """A contamination list: a row of `eval_suites`, or one that ships."""
 
     id: str
     tenant_id: str | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ from control_plane.billing import prices as price_lists
 from control_plane.billing.prices import MICROS, PriceList
 from control_plane.capacity import configured_pools
 from control_plane.capacity.configured_pools import MAX_NODES
-from control_plane.capacity.pools import Pool
+from control_plane.capacity.pools import LOCAL, Pool
 from control_plane.planning import kind_sizes, rules, waits
 from control_plane.planning.job_mix import DAY_S, JobMix
 from control_plane.planning.rules import MONTH_DAYS, YEAR_DAYS, Demand, Money, Part
@@ -118,15 +118,15 @@ def plan(
 ) -> CapacityPlan:  # fmt: skip
     """Plan `mix` on the pools of `settings`, as they are and with the GPUs of each of `layouts`, at the prices of `at`.
 
-    Uses no database. `gpu_usd_per_hour`: what a GPU costs the platform; None: half of its on-demand price. `days`: simulated, within
-    `limits`; None: those of `limits`, or fewer if they have too many jobs. Pools that cannot be simulated have no waits, and say why.
+    Without ``FT_POOLS`` the pool is this machine; a mix that it cannot hold is planned on the planned installation's pools, and the
+    assumptions say so. Uses no database. `gpu_usd_per_hour`: what a GPU costs the platform; None: half of its on-demand price. `days`:
+    simulated, within `limits`; None: those of `limits`, or fewer if they have too many jobs. Pools that cannot be simulated have no waits,
+    and say why.
     Raises ``InvalidRequest`` with the first mistake (``invalid_mix``, ``invalid_plan``, ``invalid_pools``, ``no_pool``).
     """
     _check(days, layouts, gpu_usd_per_hour)
-    pools = configured_pools.configured(settings, at)
+    pools, kinds, found = _laid_out(settings, mix, at)
     prices = price_lists.load(settings.prices_file).at(at)
-    kinds = kind_sizes.sized(mix, pools)
-    found = rules.parts(mix, kinds, pools)
     storage = _storage(mix, kinds)
     simulated_days = waits.days_within(limits, mix, days)
     gpu_cost = {pool.name: rules.hourly_cost(pool, prices, gpu_usd_per_hour) for pool in pools}
@@ -148,9 +148,22 @@ def plan(
         storage=storage,
         scenarios=tuple(scenario(resized) for resized in (pools, *(_resized(pools, layout) for layout in layouts))),
         assumptions=_assumptions(
-            mix, prices, pools, gpu_usd_per_hour=gpu_usd_per_hour, waits_by=_waits_by(simulated_days, days, limits, seed)
+            mix, prices, pools, gpu_usd_per_hour=gpu_usd_per_hour, waits_by=_waits_by(simulated_days, days, limits, seed),
+            planned=settings.pools_file is None and pools[0].gpu_type != LOCAL,
         ),
-    )
+    )  # fmt: skip
+
+
+def _laid_out(settings: Settings, mix: JobMix, at: datetime) -> tuple[list[Pool], list[SizedKind], list[Part]]:
+    """Return the pools, the sizes of the kinds on them, and the parts of the mix."""
+    pools = configured_pools.configured(settings, at)
+    try:
+        kinds = kind_sizes.sized(mix, pools)
+        return pools, kinds, rules.parts(mix, kinds, pools)
+    except InvalidRequest:
+        if settings.pools_file is not None:
+            raise
+    return _laid_out(replace(settings, pools_file=configured_pools.PLANNED), mix, at)
 
 
 def _check(days: float | None, layouts: Sequence[Layout], gpu_usd_per_hour: float | None) -> None:
@@ -220,13 +233,18 @@ def _by_hour(demand: Demand) -> list[dict[str, float]]:
 
 
 def _assumptions(
-    mix: JobMix, prices: PriceList, pools: Sequence[Pool], *, gpu_usd_per_hour: float | None, waits_by: str
+    mix: JobMix, prices: PriceList, pools: Sequence[Pool], *, gpu_usd_per_hour: float | None, waits_by: str, planned: bool
 ) -> tuple[str, ...]:
     hourly = {pool.gpu_type: rules.hourly_cost(pool, prices, gpu_usd_per_hour) / MICROS for pool in pools}
     cost = ", ".join(f"{usd:g} USD per hour of {gpu_type}" for gpu_type, usd in hourly.items())
     origin = "as given" if gpu_usd_per_hour is not None else "half of the on-demand price; give your own"
     models = ", ".join(f"{job_class} jobs as {name}" for job_class, name in kind_sizes.assumed_models(mix).items())
+    own = (
+        f"pools: the {sum(pool.total_gpus for pool in pools)} GPUs of the planned installation (deploy/pools.yaml), because this machine "
+        "cannot hold every job of the mix; name your pools with --pools or FT_POOLS"
+    )
     return (
+        *((own,) if planned else ()),
         f"cost: every GPU of the pools for {MONTH_DAYS} days, used or not, at {cost} ({origin}), and what is stored after a year without "
         f"deletions, at {prices.storage.micros_per_gib_month / MICROS:g} USD per GiB-month; no staff, network or CPU nodes",
         f"price: GPU time by the price list of {prices.valid_from}, if tenants submit no less when they wait, for what the pools can "

@@ -1,4 +1,4 @@
-"""Builds an index of evaluation suites, which a tenant chooses, in a child process (:mod:`control_plane.sandbox.sandbox_parent`).
+"""Builds an index of contamination lists, which a tenant chooses, in a child process (:mod:`control_plane.sandbox.sandbox_parent`).
 
 ``python -m control_plane.sandbox.task_index DIRECTORY``: the order names shipped suites, the item files of other suites, and the target.
 """

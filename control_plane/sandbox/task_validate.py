@@ -36,7 +36,7 @@ class Order:
     """Of the base model whose tokenizer counts; None: no tokens are counted."""
     max_seq_len: int | None = None
     suites: Path | None = None
-    """Directory of the index of evaluation suites; None: no search for contamination."""
+    """Directory of the index of contamination lists; None: no search for contamination."""
 
     max_workers: int = 1
     """Worker processes of a file that is large enough for some."""

@@ -1,4 +1,4 @@
-"""Provenance of a result: the digest of the dependency lock and the commit of this code. Both are never null."""
+"""Provenance of a result: the digest of the dependency locks and the commit of this code. Both are never null."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from pathlib import Path
 from ft_assets.errors import LineageIncomplete
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = ROOT / "requirements.lock"
+LOCKS = ("requirements.lock", "requirements-cpu.lock", "requirements-cuda.lock")
+"""Locks of all dependencies, of PyTorch's CPU build, and of what its CUDA build needs."""
 
 
 @functools.cache
 def lock_sha256() -> str:
-    """Returns the digest of ``requirements.lock``, which pins every dependency."""
+    """Returns the sha256 of :data:`LOCKS`, one after the other, as ``cat`` writes them."""
+    return locks_digest(ROOT)
+
+
+def locks_digest(root: Path) -> str:
+    """Returns :func:`lock_sha256` of the checkout in `root`; ``LineageIncomplete`` names a missing file."""
     try:
-        return hashlib.sha256(LOCK.read_bytes()).hexdigest()
+        return hashlib.sha256(b"".join((root / name).read_bytes() for name in LOCKS)).hexdigest()
     except FileNotFoundError as e:
-        raise LineageIncomplete(f"{LOCK} is missing, so a job's dependencies cannot be recorded; run `make lock`") from e
+        raise LineageIncomplete(f"{e.filename} is missing, so a job's dependencies cannot be recorded; run `make lock`") from e
 
 
 @functools.cache

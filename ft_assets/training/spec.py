@@ -194,7 +194,7 @@ class TrainingSpec:
     recipe: str
     """``<name>@<version>`` of the recipe that provided the defaults."""
     lock_sha256: str
-    """Digest of requirements.lock, which pins every dependency of the training process."""
+    """Digest of the lock files, which pin every dependency of the training process, CUDA's packages included."""
     commit: str
     """Commit of the platform's code."""
     image: str

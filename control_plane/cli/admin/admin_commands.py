@@ -40,16 +40,15 @@ VERDICTS = listing({
 
 
 def register(app: typer.Typer) -> None:
-    admin = typer.Typer(help="Operators: tenants, their keys, evaluation suites, base models.", no_args_is_help=True)
+    admin = typer.Typer(help="Operators: tenants, their keys, contamination lists, base models.", no_args_is_help=True)
     groups = tenant_commands.register(admin)
     deletion_commands.register(admin, groups)
     operator_commands.register(admin)
     refund_commands.register_admin(admin)
-    suites = {
-        "add": add_suite, "add-benchmark": add_benchmark, "add-rows": add_rows, "list": list_suites, "remove": remove_suite,
-    }  # fmt: skip
+    lists = {"add": add_suite, "add-benchmark": add_benchmark, "list": list_suites, "remove": remove_suite}
+    add_group(admin, "contamination", lists, help="Contamination lists that every tenant's datasets are checked against.")
     add_group(
-        admin, "suites", suites, help="Evaluation suites that every tenant's datasets are checked against; rows of capability suites."
+        admin, "suites", {"add-rows": add_rows, **lists}, help="Rows of capability suites; also the commands of `ft admin contamination`."
     )
     base_model_commands.register(admin)
     release_commands.register(admin)
@@ -79,7 +78,7 @@ def health(platform: Platform) -> Any:
 
 @local(ADDED)
 def add_suite(platform: Platform, name: Name, file: File, field: Field = "question", column_map: Map = None) -> Any:
-    """Register a suite for every tenant; uploads from now on are checked for its items."""
+    """Register a contamination list for every tenant; uploads from now on are checked for its items."""
     from control_plane.datasets import suites
 
     with file.open("rb") as stream:
@@ -118,7 +117,7 @@ def add_benchmark(
 
 @local(SUITES)
 def list_suites(platform: Platform) -> Any:
-    """List the built-in suites and the operator's."""
+    """List the contamination lists that ship and the operator's."""
     from control_plane.datasets import suites
 
     return [_suite(one) for one in suites.list_suites(platform, None)]
@@ -126,7 +125,7 @@ def list_suites(platform: Platform) -> Any:
 
 @local(REMOVED)
 def remove_suite(platform: Platform, name: Name) -> Any:
-    """Remove an operator's suite."""
+    """Remove an operator's contamination list."""
     from control_plane.datasets import suites
 
     suites.remove(platform, None, name)

@@ -54,7 +54,13 @@ def plan(
     arrivals: Annotated[
         str | None, typer.Option("--arrivals", help="working_hours, even, or 24 hourly rates with commas, instead of the mix's.")
     ] = None,
-    pools: Annotated[Path | None, typer.Option("--pools", help="YAML file with the pools. Default: FT_POOLS.")] = None,
+    pools: Annotated[
+        Path | None,
+        typer.Option(
+            "--pools",
+            help="YAML file with the pools. Default: FT_POOLS, else this machine, or deploy/pools.yaml for a mix that it cannot hold.",
+        ),
+    ] = None,
     gpus: Annotated[
         list[str] | None,
         typer.Option("--gpus", metavar="POOL=N,...", help="Also simulate these pools with N GPUs. Repeat it to compare several."),

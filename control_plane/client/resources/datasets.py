@@ -1,4 +1,5 @@
-"""``client.datasets``, ``client.suites``, ``client.scored_suites``, ``client.capability_suites``: datasets, and suites of three kinds."""
+"""``client.datasets``, ``client.suites``, ``client.scored_suites``, ``client.capability_suites``: datasets, contamination lists, and suites
+of evaluations."""
 
 from __future__ import annotations
 
@@ -49,14 +50,14 @@ class Datasets(Resource):
 
 
 class Suites(Resource):
-    """Evaluation suites that uploads are checked against."""
+    """Contamination lists that uploads are checked against."""
 
     def create(self, file: Path, *, name: str, field: str, column_map: Mapping[str, str] | None = None) -> Record:
-        """Registers a suite of your own; `field` of a row holds the question."""
+        """Registers a contamination list of your own; `field` of a row holds the question."""
         return self._api.send_file(at("/v1/suites"), file, form(name=name, field=field, column_map=column_map or None))
 
     def list(self) -> Pages:
-        """Lists the operator's suites, then yours."""
+        """Lists those that ship, the operator's, then yours."""
         return self._api.pages(at("/v1/suites"))
 
     def index(self, target: Path) -> str:
@@ -64,7 +65,7 @@ class Suites(Resource):
         return self._api.download(at("/v1/suites/index"), target)
 
     def delete(self, name: str) -> Record:
-        """Removes one of your suites; the operator's cannot be removed."""
+        """Removes one of your lists; the operator's cannot be removed."""
         return self._api.call("DELETE", at("/v1/suites/{name}", name))
 
 

@@ -66,7 +66,7 @@ NOTICES = {
     "replayed": "The event is sent again.",
     "replayed-all": "The failed deliveries are sent again, oldest first.",
     "replayed-none": "No delivery has failed since then.",
-    "suite-added": "The suite was added. Files that are validated from now on are checked for its items.",
+    "suite-added": "The list was added. Files that are validated from now on are checked for its items.",
     "deletion-requested": "The deletion of all data has begun. Its state is below.",
     "deleted": "Deleted.",
 }

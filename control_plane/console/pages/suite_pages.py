@@ -1,4 +1,4 @@
-"""Evaluation suites: whose items files are checked for and where they were found, a form that adds one, scored suites, general tasks."""
+"""Contamination lists: whose items files are checked for and where they were found, a form that adds one; scored suites, general tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix=SUITES, route_class=PageRoute, include_in_schema=False
 
 @router.get("")
 def list_suites(page: PageDep) -> HTMLResponse:
-    """List suites with the dataset versions in which their items were found; its script adds suites through the API."""
+    """List them with the dataset versions in which their items were found; its script adds lists through the API."""
     found = suites.list_suites(page.platform, page.tenant)
     uses = suites.uses(page.platform, page.tenant)
     return page.show(
@@ -41,6 +41,6 @@ def remove_scored_suite(page: PageDep, tenant: Writer, name: str) -> Response:
 
 @router.post("/{name}/remove")
 def remove_suite(page: PageDep, tenant: Writer, name: str) -> Response:
-    """Remove an evaluation suite of the tenant."""
+    """Remove a contamination list of the tenant."""
     suites.remove(page.platform, tenant, name)
     return see(SUITES, "deleted")

@@ -1,4 +1,4 @@
-// Adding an evaluation suite: offers the fields of the chosen file, and shows why a suite is refused beside the form.
+// Adding a contamination list: offers the fields of the chosen file, and shows why a list is refused beside the form.
 import { call } from "./api.js";
 
 const HEAD_BYTES = 65_536;

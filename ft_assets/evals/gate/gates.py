@@ -13,10 +13,7 @@ Rules, in order; every rule is evaluated, so that a quarantined adapter shows al
    Generated answers short of a perfect score must also match their own expected answers better than those of other items, depend on
    their prompts no less than the base's do, and do better than the prompt repeated (``controls``; beyond noise: a lead 5 %, a fall 1 %,
    or 5 % of fewer than 7 items). Of free text a judge decides, if it ran (rule 7) and no metric was chosen: more pairs won
-   than lost, by chance in 5 % of cases at most. ``answers``, of preferences only, whose accuracy says nothing of what the adapter writes:
-   of its answers to held-out prompts as many are coherent as in rule 2 asked of golden ones; they share words with the wanted answers, and
-   not two points of ROUGE-L less than the base's, beyond noise; and they are not half or twice as long as the wanted ones on average, and
-   further off than the base's, beyond noise (each fall 1 %, or 5 % of fewer than 7 items).
+   than lost, by chance in 5 % of cases at most.
 4. ``perplexity``: on validation it is at most `max_perplexity_ratio` times the base's; of preferences, that of the wanted answers. Unless
    a ratio below 1 is asked for, a rise fails only beyond noise: 1 %, or 5 % of fewer than 7 examples, which cannot tell as much. Blocks
    only where rule 3 compared no generated answers or is skipped, or the job set the ratio.
@@ -36,6 +33,12 @@ Rules, in order; every rule is evaluated, so that a quarantined adapter shows al
     it, at 1 %. A fall that stays within noise passes with a warning.
 11. A rule that the job skips is reported where there is data for it (suites that only it needs are not asked), and does not block. In
     the modes ``monitor`` and ``off`` only rule 1 blocks.
+12. ``answers`` (listed after 3): of preferences only, whose accuracy says nothing of what the adapter writes. Its answers to held-out
+    prompts are coherent, as golden ones by rule 2; their ROUGE-L against the wanted answers is above zero, and at most two points below
+    the base's; and they are not half or twice as long as the wanted ones on average, unless the base's are. A fall fails only beyond
+    noise: 1 %, or 5 % of fewer than 7 items.
+
+A p-value is what decides on noise, in every rule, and its sentence names it.
 """
 
 from __future__ import annotations

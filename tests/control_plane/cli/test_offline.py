@@ -11,7 +11,7 @@ import pytest
 
 COMMANDS = (
     "up", "down", "status", "env", "login", "check", "upload", "submit", "jobs", "job", "logs", "cancel", "pause", "resume", "promote",
-    "rollback", "chat", "adapters", "models", "admin", "datasets", "suites", "estimate", "preview", "metrics",
+    "rollback", "chat", "adapters", "models", "admin", "datasets", "suites", "contamination", "estimate", "preview", "metrics",
 )  # fmt: skip
 Ft = Callable[..., Any]
 """Runs ``ft`` with these arguments; see the fixtures."""
@@ -184,7 +184,7 @@ def test_a_check_compares_with_the_suites_that_ship(offline: Ft, write_chat_rows
     row = {"messages": [{"role": "user", "content": asked["question"]}, {"role": "assistant", "content": asked["answer"]}]}
     path.write_text(path.read_text() + json.dumps(row) + "\n")
     shown = offline("check", path)
-    assert "contamination: 1 rows found in evaluation suites (gsm8k 1); compared with gsm8k" in shown.out
+    assert "contamination: 1 rows found in contamination lists (gsm8k 1); compared with gsm8k" in shown.out
     off = offline("check", path, "--policy", "contamination=off")
     assert "contamination: not checked" in off.out
 

@@ -1,4 +1,4 @@
-"""Evaluation suites: the operator's for all, each tenant's own for itself, one index for a set of them."""
+"""Contamination lists: the operator's for all, each tenant's own for itself, one index for a set of them."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_no_index_is_built_by_the_process_that_took_an_upload(
         assert uploaded_files.validate(platform, made.id).status == "processed"
     assert statuses == ["uploaded", "processed"]
     tight = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1, home=path.parent))
-    with pytest.raises(FtError, match="evaluation suites needed"):
+    with pytest.raises(FtError, match="contamination lists needed"):
         suites.index_directory(replace(tight, objects=LocalObjectStore(copied(platform, path.parent))), tenant.id)
 
 

@@ -75,6 +75,20 @@ def test_what_cannot_be_planned_is_refused_with_its_limit(settings: Settings, gi
     assert says in refused.value.message
 
 
+def test_an_embedded_installation_plans_on_itself_what_it_holds_and_else_on_the_planned_pools(tmp_path: Path) -> None:
+    embedded = Settings(home=tmp_path)
+    own = service.plan(embedded, replace(MIX, jobs_a_day=6), at=NOW, days=1.0)
+    assert [(pool.name, pool.gpus) for pool in own.pools] == [("local", 1)]
+    large = service.plan(embedded, job_mix.parse(job_mix.read(None), origin="planned"), at=NOW, limits=Limits(gpus=0))
+    assert {pool.name: pool.gpus for pool in large.pools} == {"small": 53, "large": 48, "fabric": 224}
+    assert (round(large.total.average), round(large.total.peak)) == (214, 329)
+    said = [any(one.startswith("pools: the 325 GPUs of the planned installation") for one in found.assumptions) for found in (own, large)]
+    assert said == [False, True]
+    wide = job_mix.parse({"jobs_a_day": 1, "tiers": {"standard": 100}, "kinds": [KIND | {"gpus": 32}]})
+    with pytest.raises(InvalidRequest, match="no pool gives 32 GPUs to a job of tier standard"):
+        service.plan(embedded, wide, at=NOW)
+
+
 def test_a_mix_that_submits_nothing_is_refused(settings: Settings) -> None:
     with pytest.raises(InvalidRequest, match="no job is submitted in 1 days"):
         service.plan(settings, replace(MIX, jobs_a_day=1e-6), at=NOW, days=1.0)

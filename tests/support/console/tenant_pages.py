@@ -16,7 +16,7 @@ PAGES: dict[str, Callable[[World], str]] = {
     "upload": lambda w: "/console/datasets/new",
     "dataset": lambda w: f"/console/datasets/{w.dataset}",
     "dataset as trained": lambda w: f"/console/datasets/{w.dataset}?model=tiny-base",
-    "evaluation suites": lambda w: "/console/datasets/suites",
+    "contamination lists": lambda w: "/console/datasets/suites",
     "refused file": lambda w: f"/console/files/{w.refused_file}",
     "file being validated": lambda w: f"/console/files/{w.validating_file}",
     "jobs": lambda w: "/console/jobs",

@@ -1,1 +1,1 @@
-"""Datasets, files and evaluation suites."""
+"""Datasets, files and contamination lists."""

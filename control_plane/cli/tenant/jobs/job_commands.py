@@ -139,7 +139,7 @@ def submit(
     wandb_project: Annotated[
         str | None, typer.Option("--wandb-project", help="Send the metrics to this project of Weights & Biases (`ft wandb set`).")
     ] = None,
-    warm_start: Annotated[str | None, typer.Option("--warm-start", help="Your adapter, job or checkpoint to start from.")] = None,
+    warm_start: Annotated[str | None, typer.Option("--warm-start", help="Your model, job or checkpoint to start from.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Train even if one of your earlier jobs trained the same.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -1,1 +1,1 @@
-"""Detects rows that repeat evaluation suites."""
+"""Detects rows that repeat contamination lists."""

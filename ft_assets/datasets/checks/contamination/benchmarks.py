@@ -24,7 +24,7 @@ def field_of(benchmark: str, row: JsonObject, *, filename: str) -> str:
     if forms is None:
         raise InvalidRequest(
             f"unknown benchmark {benchmark[:60]!r}; choose one of {', '.join(BENCHMARKS)}, or register the file with "
-            "`ft admin suites add NAME FILE --field FIELD`",
+            "`ft admin contamination add NAME FILE --field FIELD`",
             code="invalid_suite",
             param="name",
         )
@@ -33,7 +33,7 @@ def field_of(benchmark: str, row: JsonObject, *, filename: str) -> str:
         columns = ", ".join(str(name)[:40] for name in list(row)[:12]) or "no fields"
         raise InvalidRequest(
             f"{filename} has {columns}; {benchmark} needs {' or '.join(forms)}. Register another form with "
-            f"`ft admin suites add {benchmark} FILE --field FIELD`",
+            f"`ft admin contamination add {benchmark} FILE --field FIELD`",
             code="invalid_suite",
             param="file",
         )

@@ -1,4 +1,4 @@
-"""The check for rows that repeat an evaluation suite, and what a report says of it."""
+"""The check for rows that repeat a contamination list, and what a report says of it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class Contamination(Check):
         Option(
             "contamination",
             ("drop", "warn", "review", "fail", "off"),
-            help="rows with more than `contamination_threshold` of their 13-grams in an evaluation suite",
+            help="rows with more than `contamination_threshold` of their 13-grams in a contamination list",
             in_every_id=True,
         ),
         Option(
             "contamination_threshold",
             0.5,
-            help="share of a row's 13-grams found in a suite from which it counts as contaminated (GPT-3's and Llama 2's measure)",
+            help="share of a row's 13-grams found in a list from which it counts as contaminated (GPT-3's and Llama 2's measure)",
             in_every_id=True,
         ),
     )
     findings = (
         Finding(
             "contaminated",
-            "a row that shares long passages with an evaluation suite",
+            "a row that shares long passages with a contamination list",
             plural="contaminated",
-            words="found in an evaluation suite",
+            words="found in a contamination list",
         ),
     )
     order = 50
@@ -117,4 +117,4 @@ def contamination_line(stats: Mapping[str, Any]) -> str:
         return "contamination: not checked"
     each = ", ".join(f"{suite} {count}" for suite, count in found.suites.items())
     compared = f"compared with {', '.join(found.checked)}"
-    return f"contamination: {found.flagged} rows found in evaluation suites{f' ({each})' if each else ''}; {compared}"
+    return f"contamination: {found.flagged} rows found in contamination lists{f' ({each})' if each else ''}; {compared}"

@@ -1,4 +1,4 @@
-"""Detects rows that repeat evaluation suites: the share of a row's word 13-grams that occur in a suite's test split.
+"""Detects rows that repeat contamination lists: the share of a row's word 13-grams that occur in a list, such as a benchmark's test split.
 
 Words are runs of letters, marks and digits after the normalization for near duplicates, so punctuation, case and spacing do not count.
 Scripts without spaces have one word per character: thirteen characters are a gram. An index holds all suites in one table of 63-bit hashes,
@@ -94,7 +94,9 @@ class SuiteIndex:
         from ft_assets.datasets.checks.contamination import kernels_contamination as kernels
 
         if len(suites) > MAX_SUITES:
-            raise InvalidRequest(f"{len(suites)} suites, over the {MAX_SUITES} of one index; register fewer, or merge some", param="suites")
+            raise InvalidRequest(
+                f"{len(suites)} contamination lists, over the {MAX_SUITES} of one index; register fewer, or merge some", param="suites"
+            )
         num_items = {name: suite.num_items for name, suite in suites.items()}
         unmatchable = {name: suite.unmatchable for name, suite in suites.items()}
         grams = [suite.grams for suite in suites.values()]

@@ -1,7 +1,7 @@
-"""Evaluation suites shipped as hashes of their 13-grams: datasets are checked against them without any set-up.
+"""Contamination lists shipped as hashes of their 13-grams: datasets are checked against them without any set-up.
 
-Includes only suites whose license allows it, each with its license notice and without its text. ``python -m tools.suite_hashes`` makes the
-files. Hashes depend on the normalization and the words of ``contamination``: files of another version are refused.
+Includes only benchmarks whose license allows it, each with its license notice and without its text. ``python -m tools.suite_hashes`` makes
+the files. Hashes depend on the normalization and the words of ``contamination``: files of another version are refused.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ShippedSuite:
         """Reads the suite's hashes; ``IntegrityError`` if they are of another version."""
         if self.version != VERSION:
             raise IntegrityError(
-                f"the hashes of suite {self.name} have version {self.version}, this is version {VERSION}; make them again with "
-                "`python -m tools.suite_hashes`"
+                f"the hashes of contamination list {self.name} have version {self.version}, this is version {VERSION}; make them again "
+                "with `python -m tools.suite_hashes`"
             )
         with np.load(DIRECTORY / f"{self.name}.npz", allow_pickle=False) as file:
             grams = np.cumsum(file["gaps"], dtype=np.uint64)

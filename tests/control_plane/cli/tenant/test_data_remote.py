@@ -68,10 +68,10 @@ def test_a_large_upload_is_followed_until_it_is_validated(ft: Ft, tmp_path: Path
     assert "validating: " in done.err
 
 
-def test_suites_are_added_listed_and_removed(ft: Ft, tmp_path: Path) -> None:
+def test_contamination_lists_are_added_listed_and_removed_also_by_their_earlier_commands(ft: Ft, tmp_path: Path) -> None:
     path = tmp_path / "quiz.csv"
     path.write_text("q,a\n" + "".join(f"What is the sum of {i} and {i}?,{2 * i}\n" for i in range(9)))
-    done = ft("suites", "add", "quiz", path, "--field", "q")
+    done = ft("contamination", "add", "quiz", path, "--field", "q")
     assert done.code == 0, done.err
     assert "9 items" in done.err
     assert [(s["name"], s["owner"], s["num_items"]) for s in ft("suites", "list", "--json").json] == [
@@ -79,8 +79,8 @@ def test_suites_are_added_listed_and_removed(ft: Ft, tmp_path: Path) -> None:
         ("quiz", "tenant", 9),
     ]
     assert "[suite_exists" in ft("suites", "add", "quiz", path, "--field", "q").err
-    assert ft("suites", "remove", "quiz").code == 0
-    assert [s["name"] for s in ft("suites", "list", "--json").json] == ["gsm8k"]
+    assert ft("contamination", "remove", "quiz").code == 0
+    assert [s["name"] for s in ft("contamination", "list", "--json").json] == ["gsm8k"]
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_check_compares_with_the_platforms_limits_lists_and_tokenizer(
     path = write_chat_rows(120)
     asked = {"messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "The third."}]}
     path.write_text(path.read_text() + json.dumps(asked) + "\n")
-    assert ft("suites", "add", "quiz", operators_exam).code == 0
+    assert ft("contamination", "add", "quiz", operators_exam).code == 0
     found = ft("check", path, "--model", MODEL, "--json", "--as-validation")
     made = ft("upload", path, "--model", MODEL, "--json").json
     report = found.json

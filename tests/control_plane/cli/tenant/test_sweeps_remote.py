@@ -38,13 +38,14 @@ def test_a_sweep_is_made_watched_and_its_best_model_named(
     sweep_id = made.out.strip()
     assert ft("sweep", "best", sweep_id).code == 1, "none has succeeded yet"
     jobs = [t["job_id"] for t in ft("sweep", "show", sweep_id, "--json").json["trials"]]
-    for job_id, loss in zip(jobs, (0.5, 0.25), strict=True):
-        finish(platform, tenant.id, job_id, eval_loss=loss, scores={"holdout/exact_match": loss})
+    scored = [(job_id, loss, {"holdout/exact_match": loss}) for job_id, loss in zip(jobs, (0.5, 0.25), strict=True)]
+    for (job_id, loss, scores), stage in zip(scored, ("draft", "quarantined"), strict=True):
+        adapter_id = finish(platform, tenant.id, job_id, eval_loss=loss, scores=scores, stage=stage)
     shown = ft("sweep", "show", sweep_id)
     assert [line.split("\t")[0] for line in shown.out.splitlines()] == ["", "", "*"]
-    assert "rank=16 (eval_loss 0.25)" in shown.err
+    assert "rank=16 (eval_loss 0.25)" in shown.err and "succeeded, not approved" in shown.out.splitlines()[2]
     best = ft("sweep", "best", sweep_id)
-    assert (best.code, jobs[1] in best.out) == (0, True)
+    assert (best.code, jobs[1] in best.out, f"ft promote {adapter_id}" in best.out) == (0, True, True)
     assert f"{sweep_id}\tsucceeded\ttiny-base\t2/2" in ft("sweep", "list").out
     compared = ft("compare", *jobs)
     assert compared.code == 0, compared.err

@@ -143,14 +143,14 @@ def test_a_suite_is_added_after_the_reason_of_its_refusal_was_read(page: Page, w
     page.get_by_text("The file has id, prompt.").wait_for()
     assert page.get_by_label("Name").input_value() == "our-exam"
     page.get_by_label("Field").fill("prompt")
-    page.get_by_role("button", name="Add suite").click()
+    page.get_by_role("button", name="Add list").click()
     page.get_by_text("row 2 of our exam.jsonl has no text in prompt").wait_for()
     assert axe(page) == []
     file.write_text('{"id": 1, "prompt": "What is a tram?"}\n')
     page.get_by_label("File").set_input_files(str(file))
     page.get_by_label("Field").fill("prompt")
-    page.get_by_role("button", name="Add suite").click()
-    page.get_by_text("The suite was added.").wait_for()
+    page.get_by_role("button", name="Add list").click()
+    page.get_by_text("The list was added.").wait_for()
     page.get_by_role("row", name=re.compile("our-exam")).get_by_role("button", name="Remove").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove").click()
     page.get_by_text("Deleted.").wait_for()

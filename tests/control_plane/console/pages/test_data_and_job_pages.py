@@ -25,6 +25,7 @@ from control_plane.platform.job_states import JobState
 from ft_assets.training.spec import Source
 from tests.control_plane.console.conftest import Visitor
 from tests.support.jobs.evaluation_results import store_evaluation
+from tests.support.jobs.finished_job import finish
 from tests.support.jobs.training_specs import SPEC
 from tests.support.platform.console_world import World
 
@@ -285,6 +286,19 @@ def test_answers_are_filtered_and_paged_by_the_address_with_disagreements_first(
     safety = visitor.get(f"{path}?suite=safety").text
     assert '<option value="safety" selected>' in safety
     assert set(re.findall(r'<span class="soft">(\w+)</span><code>', safety)) == {"safety"}
+
+
+def test_experiment_that_did_not_pass_is_shown_as_not_approved(visitor: Visitor, world: World) -> None:
+    file = jobs.get(world.platform, world.tenant, world.failed).job.training_file
+    asked = {"model": "tiny-base", "training_file": file, "seed": 77, "eval_config": {"mode": "experiment"}}
+    job_id = jobs.submit(world.platform, world.tenant, JobRequest.from_body(asked)).job.id
+    form = visitor.get(f"/console/jobs/new?like={job_id}").text
+    assert 'name="experiment" checked' in form and 'name="auto_promote">' in form
+    adapter_id = finish(world.platform, world.tenant, job_id, stage="quarantined")
+    page = visitor.get(f"/console/jobs/{job_id}").text
+    assert "Succeeded, not approved" in page and "An experiment succeeds whatever its" in page
+    assert f'href="/console/models/{adapter_id}"' in page and "The model is ready" not in page
+    assert "Succeeded, not approved" in visitor.get("/console/jobs").text
 
 
 def test_a_new_job_begins_like_an_earlier_one_with_the_advice_of_its_evaluation(visitor: Visitor, world: World) -> None:

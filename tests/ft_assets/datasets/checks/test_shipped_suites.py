@@ -1,4 +1,4 @@
-"""Suites that ship as hashes: they find what they were made of, hold none of its text, and a report without any says so."""
+"""Contamination lists that ship as hashes: they find what they were made of, hold none of its text, and a report without any says so."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import pytest
 from control_plane.cli.tenant.data.dataset_report import report_lines
 from control_plane.console.documents.report_page import report_page
 from ft_assets.datasets.checks.contamination.contaminated_rows import contamination
-from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
+from ft_assets.datasets.checks.contamination.overlap import SuiteGrams, SuiteIndex
 from ft_assets.datasets.checks.contamination.shipped_suites import DIRECTORY, shipped_index, shipped_suites
 from ft_assets.datasets.dedup.normalization import fold
 from ft_assets.datasets.ingest import Policies, validate_file
+from ft_assets.errors import FtError
 from tests.ft_assets.datasets.examples_of import SHARED_DATA
-from tools.suite_hashes import ANNOTATION, hashed
+from tools import licences
+from tools.suite_hashes import ANNOTATION, SOURCES, hashed, make
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +43,66 @@ def flagged(index: Path, texts: list[str]) -> int:
 
 def test_the_hashes_that_ship_are_those_of_the_test_split() -> None:
     gsm8k("test")
-    suite, grams = hashed("gsm8k", SHARED_DATA / "gsm8k_test.jsonl", "MIT")
-    assert shipped_suites() == (suite,)
+    suite, grams = hashed("gsm8k", [SHARED_DATA / "gsm8k_test.jsonl"])
+    assert suite in shipped_suites()
     assert np.array_equal(suite.grams().grams, grams.grams)
     assert len(grams.grams) > 100_000
 
 
 def test_every_suite_that_ships_has_its_licence_and_none_of_its_text() -> None:
     for suite in shipped_suites():
-        assert "Permission is hereby granted" in (DIRECTORY / f"{suite.name}.license.txt").read_text()
+        notice, (licence, origin) = (DIRECTORY / f"{suite.name}.license.txt").read_text(), SOURCES[suite.name]
+        assert (suite.license, origin in notice, len(notice) > 500) == (licence, True, True)
         with np.load(DIRECTORY / f"{suite.name}.npz", allow_pickle=False) as file:
             assert {name: file[name].dtype.kind for name in file.files} == {"gaps": "u"}
+
+
+QUESTION = "In which of the {} harbours did the old pilot who had lost his compass wait for the tide to turn before the evening?"
+FORMS: dict[str, dict[str, Any]] = {
+    "mmlu": {"question": QUESTION, "choices": ["first", "second"], "answer": 1},
+    "hellaswag": {"ctx": QUESTION, "endings": ["first", "second"], "label": "1"},
+    "truthfulqa": {"question": QUESTION, "best_answer": "first", "correct_answers": ["first", "second"]},
+    "arc_easy": {"question": QUESTION, "choices": {"text": ["first", "second"], "label": ["A", "B"]}},
+    "arc_challenge": {"question": QUESTION, "choices": {"text": ["first", "second"], "label": ["A", "B"]}},
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_list_made_from_local_copies_finds_its_questions_and_names_its_licence(name: str, tmp_path: Path) -> None:
+    parts = [tmp_path / f"test-{part}.jsonl" for part in range(2)]
+    for part, path in enumerate(parts):
+        rows = [{**FORMS[name], next(iter(FORMS[name])): QUESTION.format(f"{part} {i}")} for i in range(3)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "LICENSE").write_text("You may share it.")
+    made = make(name, tmp_path / "LICENSE", parts, directory=tmp_path / "out")
+    assert (made.num_items, made.unmatchable, made.license) == (6, 0, SOURCES[name][0])
+    notice = (tmp_path / "out" / f"{name}.license.txt").read_text()
+    assert SOURCES[name][1] in notice and notice.endswith("You may share it.")
+    with np.load(tmp_path / "out" / f"{name}.npz", allow_pickle=False) as file:
+        grams = np.cumsum(file["gaps"], dtype=np.uint64)
+    index = SuiteIndex.from_grams({name: SuiteGrams(grams=grams, num_items=6, unmatchable=0)})
+    shares, _ = index.shares(fold([QUESTION.format("1 2"), QUESTION.replace("pilot", "baker").replace("tide", "wind").format("9 9")]))
+    assert shares[0] == 1.0 and shares[1] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "says"),
+    [
+        ("squad", {"question": "q"}, "choose one of gsm8k, mmlu"),
+        ("mmlu", {"prompt": "q"}, "has prompt; mmlu needs question,choices"),
+        ("mmlu", None, "is empty"),
+    ],
+)
+def test_a_copy_that_cannot_be_hashed_is_refused(name: str, row: dict[str, Any] | None, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text("" if row is None else json.dumps(row) + "\n")
+    with pytest.raises((SystemExit, FtError)) as refused:
+        hashed(name, [path])
+    assert says in str(refused.value)
+
+
+def test_third_party_names_the_licence_of_every_list_that_ships() -> None:
+    assert "\n".join(licences.lists()) in (licences.ROOT / licences.FILE).read_text()
 
 
 @pytest.mark.parametrize("form", ["question", "question and answer", "without annotations", "question and result"])
@@ -103,7 +154,7 @@ def test_rows_that_were_compared_with_nothing_are_reported_as_not_checked(why: s
 def test_rows_that_were_compared_name_the_suites(index: Path, jsonl: Callable[..., Path]) -> None:
     report = validate_file(jsonl(*ROWS), filename="a.jsonl", policies=Policies(min_examples=1), suites=index).report
     for place, shown in every_report(report).items():
-        assert "contamination: 0 rows found in evaluation suites; compared with gsm8k" in shown.lower(), place
+        assert "contamination: 0 rows found in contamination lists; compared with gsm8k" in shown.lower(), place
 
 
 def test_an_older_report_without_suites_reads_as_not_checked() -> None:
