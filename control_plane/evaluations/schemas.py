@@ -89,7 +89,7 @@ class EvaluationSample(ApiModel):
     id: str
     """Id of the sample, `<suite>/<item_id>`; pass it as `after` to page."""
     suite: str
-    """Suite the item belongs to, such as `holdout`, `safety`, `golden` or `capability/<name>`."""
+    """Suite the item belongs to, such as `holdout`, `safety`, `golden`, `suite/<name>` or `capability/<name>`."""
     item_id: str
     """Id of the item within its suite."""
     prompt: str

@@ -60,7 +60,8 @@ LedgerJob = Annotated[str | None, Query(description="Return only entries of the 
 LedgerKind = Annotated[str | None, Query(description="Return only entries of this kind: `usage`, `refund`, `storage` or `adjustment`.")]
 RecipeMethod = Annotated[str, Query(description="Training method whose defaults are shown, such as `sft`, `dpo` or `cpt`.")]
 Suite = Annotated[
-    str | None, Query(description="Return only items of this suite, such as `holdout`, `safety`, `golden` or `capability/<name>`.")
+    str | None,
+    Query(description="Return only items of this suite, such as `holdout`, `safety`, `golden`, `suite/<name>` or `capability/<name>`."),
 ]
 TenantFilter = Annotated[str | None, Query(description="Return only what concerns the tenant with this id. Default: all tenants.")]
 Verify = Annotated[

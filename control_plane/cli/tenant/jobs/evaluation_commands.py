@@ -29,7 +29,9 @@ def register(app: typer.Typer) -> None:
 def evaluation(
     job_id: Annotated[str, typer.Argument(metavar="ID", help="Job id (`ft jobs` lists them).")],
     samples: Annotated[bool, typer.Option("--samples", help="Show every item with each model's answer, instead of the scores.")] = False,
-    suite: Annotated[str | None, typer.Option("--suite", help="With --samples: holdout, safety, golden, capability/NAME.")] = None,
+    suite: Annotated[
+        str | None, typer.Option("--suite", help="With --samples: holdout, safety, golden, suite/NAME, capability/NAME.")
+    ] = None,
     only: Annotated[str | None, typer.Option("--only", help="With --samples: changed, worse or better.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write the evaluation as a page to this file.")] = None,
     as_json: Json = False,
