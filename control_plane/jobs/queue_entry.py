@@ -105,6 +105,8 @@ class _Finished:
     """The adapter, if it was promoted for this job."""
     unserved: str | None
     """Why no server takes it, if it has to be served."""
+    changes_nothing: bool = False
+    """Whether its evaluation found that it is not applied, so that there is nothing to rank."""
 
 
 def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) -> _Finished | None:
@@ -117,7 +119,8 @@ def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) 
     before = now = adapters.get_adapter(platform, tenant, done.adapter_id)
     promoted = None
     if before.stage == Stage.QUARANTINED:
-        return _Finished(job=done, before=before, promoted=None, unserved=None)
+        unapplied = any(finding.rule == "adapter_applied" for finding in promotions.failed_rules(platform, before))
+        return _Finished(job=done, before=before, promoted=None, unserved=None, changes_nothing=unapplied)
     if job.request.get("auto_promote", True) and spec.adapter != "full":
         if before.stage != Stage.PRODUCTION or before.observed == FAILED:
             try:
@@ -144,7 +147,7 @@ def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: Training
         )
         data = {"job_id": done.id, "spec_sha256": spec.sha256}
         message += ". Next: change the settings, or submit with force to train anyway"
-        if is_experiment:
+        if is_experiment and not found.changes_nothing:
             transition(conn, job_id, JobState.SUCCEEDED, code="job_reused", message=message, data=data, now=now, **columns)
             return
         error = {"code": "gate_failed", "message": message, "param": None}

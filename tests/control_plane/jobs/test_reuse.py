@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from control_plane.adapters.service import get_adapter
 from control_plane.adapters.tables import adapters
 from control_plane.billing.tables import ledger_entries
 from control_plane.datasets.uploads import uploaded_files
@@ -21,6 +23,7 @@ from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
+from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.telemetry import provenance
 from tests.support.jobs.finished_job import COMMIT, finish, prepare, rewrite
 from tests.support.platform.database_roles import as_owner
@@ -221,6 +224,22 @@ def test_job_and_experiment_of_one_spec_that_failed_the_gate_end_each_in_its_own
         ("failed", adapter_id, first, None), ("succeeded", adapter_id, first, None),
     ]  # fmt: skip
     assert ended[0].error["code"] == "gate_failed" and ended[1].error is None
+
+
+def test_experiment_of_a_spec_whose_model_changes_nothing_fails(platform: Platform, tenant: Tenant, submit: Submit) -> None:
+    first = submit().job.id
+    adapter_id = finish(platform, tenant.id, first, stage="quarantined", failed=True)
+    report_key = get_adapter(platform, tenant.id, adapter_id).eval_report_key
+    unapplied = Finding(rule="adapter_applied", code="adapter_not_applied", passed=False, blocking=True, detail="difference 0")
+    verdict = Verdict(outcome="quarantined", findings=(unapplied,))
+    experiment = submit(metadata={"n": "2"}, **EXPERIMENT).job.id
+    platform.objects.put_bytes(report_key, json.dumps({"verdict": verdict.to_dict()}).encode())
+    try:
+        prepare(platform, tenant.id, experiment)
+    finally:
+        platform.objects.delete(report_key)
+    ended = row(platform, experiment)
+    assert (ended.state, ended.error["code"], ended.adapter_id, ended.reused_job_id) == ("failed", "gate_failed", adapter_id, first)
 
 
 def test_job_takes_the_approved_model_of_an_equal_experiment(platform: Platform, tenant: Tenant, submit: Submit) -> None:
