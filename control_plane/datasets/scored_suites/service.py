@@ -190,14 +190,17 @@ def find(platform: Platform, tenant: str, name: str) -> Sequence[ScoredSuite]:
     """Return the versions of a suite, newest first; ``NotFound`` if there is none."""
     if found := versions(platform, tenant, name):
         return found
-    raise NotFound(f"no scored suite {name[:80]!r}; list yours with `ft scored-suites list`", code="suite_not_found", param="name")
+    raise _unknown(name)
 
 
 def remove(platform: Platform, tenant: str, name: str) -> None:
     """Remove a suite with its versions. Evaluations of jobs that name it say that it was not measured."""
-    keys = [suite.object_key for suite in find(platform, tenant, name)]
+    s = scored_suites
+    removed = sa.delete(s).where(s.c.tenant_id == tenant, s.c.name == name).returning(s.c.object_key)
     with platform.engine.begin() as conn:
-        conn.execute(sa.delete(scored_suites).where(scored_suites.c.tenant_id == tenant, scored_suites.c.name == name))
+        keys = conn.scalars(removed).all()
+        if not keys:
+            raise _unknown(name)
         orphaned_objects.release(conn, tenant, keys, now=platform.clock())
     orphaned_objects.try_to_remove(platform, keys)
 
@@ -344,6 +347,10 @@ def _receive(stream: BinaryIO, path: Path) -> None:
     if len(data) > MAX_FILE_BYTES:
         raise InvalidRequest(f"a scored suite's file has at most {MAX_FILE_BYTES >> 20} MiB", code="file_too_large", param="file")
     path.write_bytes(data)
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"no scored suite {name[:80]!r}; list yours with `ft scored-suites list`", code="suite_not_found", param="name")
 
 
 def _refused(message: str, *, param: str) -> InvalidRequest:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from control_plane.client import FtClient
 from control_plane.datasets.scored_suites import service as scored_suites
@@ -155,6 +156,24 @@ def test_a_suite_that_was_removed_is_asked_no_more(platform: Platform, tenant: T
     assert list(platform.objects.list(f"tenants/{tenant.id}/scored_suites")) == []
     with pytest.raises(NotFound):
         scored_suites.remove(platform, tenant.id, "refunds")
+
+
+def test_a_version_that_is_added_during_the_removal_leaves_no_items(platform: Platform, tenant: Tenant) -> None:
+    add(platform, tenant, REFUNDS)
+    added: list[int] = []
+
+    def add_another(_conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("DELETE FROM scored_suites") and not added:
+            added.append(add(platform, tenant, REFUNDS[1:]).version)
+
+    sa.event.listen(platform.engine, "before_cursor_execute", add_another)
+    try:
+        scored_suites.remove(platform, tenant.id, "refunds")
+    finally:
+        sa.event.remove(platform.engine, "before_cursor_execute", add_another)
+    assert added == [2]
+    assert scored_suites.versions(platform, tenant.id, "refunds") == []
+    assert list(platform.objects.list(f"tenants/{tenant.id}/scored_suites")) == []
 
 
 def test_a_version_that_a_job_names_is_not_given_to_other_items(platform: Platform, tenant: Tenant, training_file: str) -> None:
