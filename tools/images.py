@@ -24,7 +24,7 @@ EXTRAS = {"control-plane": (), "trainer": ("train",)}
 """Image -> optional dependencies in it."""
 APP = (
     "agent", "control_plane", "deploy", "docs", "examples", "ft_assets", "resources", "sensors",
-    "dagster.yaml", "workspace.yaml", "pyproject.toml", "README.md", "LICENSE", LOCK,
+    "dagster.yaml", "workspace.yaml", "pyproject.toml", "README.md", "LICENSE", LOCK, CPU, CUDA,
 )  # fmt: skip
 BASE = "localhost/ft-base:bookworm"
 NAME = re.compile(r"[A-Za-z0-9._-]+")

@@ -141,14 +141,18 @@ def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.Fl
     return promotion_rules.Candidate(
         record=current, served_digests=sorted(reported or {in_catalogue}), from_servers=bool(reported), accepted_digests=accepted,
         catalogue_digest=in_catalogue, file_refusals=found, starts_servers=platform.servers is not None,
-        failed=failed_rules(platform, current),
+        findings=_findings(platform, current), release_policy=platform.settings.release_policy,
     )  # fmt: skip
 
 
 def failed_rules(platform: Platform, record: AdapterRecord) -> Sequence[Finding]:
     """Return the findings that quarantined an adapter; none if it is not quarantined, or its report was deleted."""
+    return [finding for finding in _findings(platform, record) if finding.blocking and not finding.passed]
+
+
+def _findings(platform: Platform, record: AdapterRecord) -> Sequence[Finding]:
     try:
-        return quarantining_verdict(platform, record).failed if record.stage == Stage.QUARANTINED else ()
+        return quarantining_verdict(platform, record).findings if record.stage == Stage.QUARANTINED else ()
     except NotFound:
         return ()
 
@@ -351,9 +355,10 @@ def resolve_model(platform: Platform, tenant: str, name: str, *, affinity: str =
             param="model",
         )
     if adapter.stage == Stage.QUARANTINED:
+        step = promotion_rules.release_step(adapter, _findings(platform, adapter), (), policy=platform.settings.release_policy)
         raise Forbidden(
             f"model {adapter.id} was trained and is not approved: it did not pass its evaluation; `ft eval {adapter.job_id}` shows why, "
-            f"and an admin of the tenant can release it: `ft adapters release {adapter.id} --reason ...`",
+            f"and {step}",
             code="model_not_approved",
             param="model",
         )

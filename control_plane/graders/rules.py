@@ -100,6 +100,19 @@ def run(grader: Leaf | Multi, *, item: Any, sample: str) -> Graded:
     return Graded(reward=reward, sub_rewards=rewards, errors=frozenset(errors), seconds=time.perf_counter() - began)
 
 
+def unknown_path(grader: Leaf | Multi, *, item: Any) -> str | None:
+    """Return the first path of the templates that `item`, or any answer, lacks: every answer would score 0.0. None if all are there."""
+    known = {"item": item, "sample": _sample("")}
+    for leaf in [grader] if isinstance(grader, Leaf) else grader.graders.values():
+        for path in (path.strip() for text in (leaf.input, leaf.reference) for _, path in _parts(text) if path is not None):
+            try:
+                _looked_up(path, known)
+            except _Unfilled as missing:
+                if str(missing) != "sample_parse_error":  # the answer's own JSON
+                    return path
+    return None
+
+
 def _combined(grader: Multi, rewards: Mapping[str, float], errors: set[str]) -> float:
     try:
         return formulas.value(grader.formula, rewards)

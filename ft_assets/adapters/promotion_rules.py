@@ -44,8 +44,10 @@ class Candidate:
     """Digests on which it may be served: the one that it was trained on, and those on which it was evaluated again and passed."""
     catalogue_digest: str = ""
     """Digest that the base's id stands for: after an update, servers serve the earlier bytes until they are restarted."""
-    failed: Sequence[Finding] = ()
-    """Findings that quarantined it; empty if it is not, if its report was deleted, or if its files did."""
+    findings: Sequence[Finding] = ()
+    """Those of the verdict that quarantined it; empty if it is not quarantined, or if its report was deleted."""
+    release_policy: str = "tenant"
+    """Who may release it: see :func:`release_refusals`."""
     starts_servers: bool = False
     """Whether the platform can start a server for a whole model."""
     file_refusals: Sequence[Refusal]
@@ -66,9 +68,10 @@ def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:
         promotable = sorted(stage for stage, targets in TRANSITIONS.items() if Stage.PRODUCTION in targets)
         yield Refusal(code="stage", detail=f"it is {record.stage}; only {', '.join(promotable)} can be promoted")
     if not record.is_cleared:
-        why = "; ".join(f"rule {f.rule}: {f.sentence}" for f in candidate.failed) or "its evaluation did not pass the gate"
-        detail = f"{why}. `ft eval {record.job_id}` shows the numbers; an admin of the tenant can release it: "
-        yield Refusal(code="gate_failed", detail=f"{detail}`ft adapters release {record.id} --reason ...`")
+        failed = [f for f in candidate.findings if f.blocking and not f.passed]
+        why = "; ".join(f"rule {f.rule}: {f.sentence}" for f in failed) or "its evaluation did not pass the gate"
+        step = release_step(record, candidate.findings, candidate.file_refusals, policy=candidate.release_policy)
+        yield Refusal(code="gate_failed", detail=f"{why}. `ft eval {record.job_id}` shows the numbers; {step}")
     if record.approval in ("pending", "rejected"):
         text = "waits for a person's approval" if record.approval == "pending" else "was rejected by a person"
         yield Refusal(code="needs_approval", detail=f"it {text}; approve it with POST /v1/adapters/{record.id}/approve")
@@ -109,6 +112,15 @@ def release_refusals(
     if record.stage != Stage.QUARANTINED:
         return [Refusal(code="stage", detail=f"it is {record.stage}, and only a quarantined one needs a release")]
     return [*_of_verdict([f for f in findings if not f.passed], policy=policy, by_operator=by_operator), *files]
+
+
+def release_step(record: AdapterRecord, findings: Sequence[Finding], files: Sequence[Refusal], *, policy: str) -> str:
+    """Returns who can release `record`, with the command, by :func:`release_refusals`."""
+    if not release_refusals(record, findings, files, policy=policy, by_operator=False):
+        return f"an admin of the tenant can release it: `ft adapters release {record.id} --reason ...`"
+    if not release_refusals(record, findings, files, policy=policy, by_operator=True):
+        return f"an operator can release it: `ft admin adapters release {record.tenant_id} {record.id} --reason ...`"
+    return "it cannot be released; train again"
 
 
 def _of_verdict(failed: Sequence[Finding], *, policy: str, by_operator: bool) -> Iterator[Refusal]:

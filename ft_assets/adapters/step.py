@@ -21,6 +21,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.serving import accepted_bases
+from ft_assets.adapters import promotion_rules
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
@@ -155,8 +156,8 @@ def _end_quarantined(
     failed = evaluated.verdict.failed
     can_be_served = bool(failed) and all(f.rule != "adapter_applied" for f in failed) and not any(r.is_fault for r in refused)
     why = "; ".join(filter(None, [evaluated.verdict.why_not, *(f"{r.code}: {r.detail}" for r in refused)]))
-    message = f"Trained, not approved: {why}. {evaluated.advised} The model is kept and not served ({made.id}); an admin of the tenant can "
-    message += f"serve it anyway: `ft adapters release {made.id} --reason ...`."
+    message = f"Trained, not approved: {why}. {evaluated.advised} The model is kept and not served ({made.id}); "
+    message += f"{promotion_rules.release_step(made, evaluated.verdict.findings, refused, policy=platform.settings.release_policy)}."
     error = {"code": "gate_failed", "message": message, "param": None}
     with platform.engine.begin() as conn:
         answer_cache.forget(conn, made.tenant_id, job_id)

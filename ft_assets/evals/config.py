@@ -22,7 +22,8 @@ LONG_RULES = ("suites", "capability", "safety", "judge")
 OPTIONAL_RULES = ("golden", "task", "answers", "perplexity", "suites", "capability", "safety", "judge", "regression")
 """Rules of the gate that a job may skip; that the adapter is applied is never skipped."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}", re.ASCII)
-OWN_SUITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}(@[1-9][0-9]{0,5})?", re.ASCII)
+MAX_SUITE_NAME = 80
+OWN_SUITE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{MAX_SUITE_NAME - 1}}}(@[1-9][0-9]{{0,5}})?", re.ASCII)
 """Name of a scored suite, and a version of it if not the newest."""
 MAX_SUITES = 16
 """Capability suites of a job, and scored suites: each costs minutes on a large model."""

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from ft_assets.telemetry import provenance
 from tools.images import APP, EXTRAS, ROOT, locked, name, pins
 from tools.lock import LOCK, packages_of
 
@@ -46,6 +47,7 @@ def test_the_gpu_build_of_torch_brings_its_cuda_libraries() -> None:
 def test_everything_that_the_images_hold_is_committed() -> None:
     listed = subprocess.run(["git", "ls-files", *APP], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     assert {path.split("/")[0] for path in listed} == set(APP)
+    assert set(provenance.LOCKS) <= set(APP), "without one of them, no job can record its dependencies"
 
 
 def test_the_dockerfile_fetches_no_python_package_and_ends_as_an_ordinary_user() -> None:

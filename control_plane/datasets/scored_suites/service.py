@@ -19,7 +19,9 @@ from sqlalchemy.engine import Connection
 
 from control_plane.datasets import orphaned_objects
 from control_plane.datasets.scored_suites.tables import ScoredSuite, scored_suites
+from control_plane.evaluations.tables import evaluations
 from control_plane.graders import rules as graders
+from control_plane.jobs.tables import jobs, sweeps
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many, one
 from control_plane.sandbox import scratch
@@ -105,6 +107,8 @@ class Asked:
 def add(platform: Platform, tenant: str, stream: BinaryIO, *, name: str, filename: str, scoring: Scoring) -> ScoredSuite:
     """Store the rows of a file as the next version of the suite `name`; the newest version if it is the same."""
     layout.checked_id(name, what="name")
+    if len(name) > config.MAX_SUITE_NAME:
+        raise _refused(f"name has {len(name)} characters, the limit is {config.MAX_SUITE_NAME}; choose a shorter one", param="name")
     suite_id = f"scored-{uuid.uuid4().hex[:24]}"
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
         received, items = directory / "received", directory / "items.jsonl"
@@ -151,7 +155,19 @@ def _next_version(conn: Connection, tenant: str, name: str) -> int:
             f"limit of versions of scored suites reached ({MAX_VERSIONS}); remove a suite with old versions", code="too_many_suites"
         )
     newest = conn.execute(sa.select(sa.func.max(s.version)).where(s.tenant_id == tenant, s.name == name)).scalar_one()
-    return int(newest or 0) + 1
+    return int(newest or _last_named(conn, tenant, name)) + 1
+
+
+def _last_named(conn: Connection, tenant: str, name: str) -> int:
+    """Return the highest version of a removed suite that a job, a sweep or an evaluation names: no other items get its number."""
+    found = [0]
+    for table, rules in (
+        (jobs, jobs.c.request["eval_config"]), (sweeps, sweeps.c.request["eval_config"]), (evaluations, evaluations.c.eval_config),
+    ):  # fmt: skip
+        query = sa.select(rules["suites"]).where(table.c.tenant_id == tenant, rules["suites"].is_not(None)).distinct()
+        references = [reference.partition("@") for suites in conn.scalars(query) for reference in suites or ()]
+        found += [int(version) for of, _, version in references if of == name and version]
+    return max(found)
 
 
 def newest(platform: Platform, tenant: str) -> Sequence[ScoredSuite]:
@@ -255,19 +271,38 @@ def _entry(stored: Mapping[str, Any]) -> Entry:
 
 
 def _entries(path: Path, filename: str, scoring: Scoring) -> Iterator[Entry]:
-    """Yield the items of a file's rows; refuses the first row that is none, and a second row with the same prompt and reference."""
+    """Yield the items of a file's rows; refuses the first row that is none, that its metric or grader cannot score, or that repeats the
+    prompt and reference of an earlier one."""
+    grader = None if scoring.grader is None else graders.parse(scoring.grader)
     needs_reference = scoring.grader is None and scoring.metric not in WITHOUT_REFERENCE
     seen: dict[str, int] = {}
     for row in open_rows(path, filename=filename, max_bytes=MAX_FILE_BYTES).rows:
         item = _item(row.value, row.number, filename)
         if needs_reference and item.expected is None:
             raise _refused(f"row {row.number} of {filename} has no answer that {scoring.metric} can compare with", param="file")
+        if grader is not None:
+            _check_gradable(grader, row.value, row.number, filename)
         if first := seen.get(item.id):
             raise _refused(f"rows {first} and {row.number} of {filename} are the same item; leave one out", param="file")
         seen[item.id] = row.number
         if len(seen) > MAX_ITEMS:
             raise _refused(f"a scored suite has at most {MAX_ITEMS:,} items; give a part of them", param="file")
         yield Entry(item=item, row=row.value)
+
+
+def _check_gradable(grader: graders.Leaf | graders.Multi, row: Any, number: int, filename: str) -> None:
+    if (size := len(json.dumps(row, ensure_ascii=False))) > graders.MAX_GIVEN:
+        raise _refused(
+            f"row {number} of {filename} has {size:,} characters, graders read at most {graders.MAX_GIVEN:,}; remove fields that no "
+            "template uses",
+            param="file",
+        )
+    if (path := graders.unknown_path(grader, item=row)) is not None:
+        raise _refused(
+            f"the grader reads {{{{{path}}}}}, which row {number} of {filename} does not have; correct the template, or add the field to "
+            "every row",
+            param="grader",
+        )
 
 
 def _item(value: Any, number: int, filename: str) -> Item:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.billing.usage.service import CostSoFar, costs_so_far
+from control_plane.datasets.scored_suites import service as scored_suites
 from control_plane.jobs import duplicate_requests
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
@@ -63,6 +64,8 @@ def create(platform: Platform, tenant: str, body: Mapping[str, Any], attempt: du
         raise refusal("sweep", 'sweep is missing; write {"strategy": "grid", "parameters": {"learning_rate": [1e-4, 2e-4]}}')
     check_storable(requested, "sweep")
     JobRequest.from_body(given)  # check the types before building trials from it
+    if "eval_config" in given:  # or trials that are submitted later would be judged by newer versions
+        given["eval_config"] = scored_suites.pinned(platform, tenant, given["eval_config"])
     settings = Settings.from_body(requested, drawn_seed=secrets.randbelow(2**31))
     trials = settings.trials()
     for number, parameters in enumerate(trials):

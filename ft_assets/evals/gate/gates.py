@@ -327,10 +327,14 @@ def _suites(report: EvalReport, config: EvalConfig) -> Iterator[Finding]:
     answered = {run.id.removeprefix(SCORED): run for run, _ in report.scored}
     if missing := [name for name in config.asked_suites if name.partition("@")[0] not in answered]:
         yield _not_measured("suites", f"without scores, or removed: {', '.join(missing)}", suites=missing)
-    if not report.scored:
+    least = significance.least_items(ALPHA_HARM)
+    if few := [score.suite for run, score in report.scored if score.n < least and run.min_score is None]:
+        detail = f"of fewer than {least} items no fall can be told, and no min_score is set: {', '.join(few)}"
+        yield _not_measured("suites", detail, suites=few)
+    if len(report.scored) == len(few):
         return
     low = [(run, score) for run, score in report.scored if run.min_score is not None and score.adapter < run.min_score - EPSILON]
-    told = [(run, score) for run, score in report.scored if score.n >= significance.least_items(ALPHA_HARM)]
+    told = [(run, score) for run, score in report.scored if score.n >= least]
     real = significance.holm({score.suite: _p_worse(score) for _, score in told}, alpha=ALPHA_HARM)
     fallen = [score for run, score in told if -score.gain > (run.max_drop or 0.0) + EPSILON]
     dropped, unclear = [s for s in fallen if real[s.suite]], [s for s in fallen if not real[s.suite]]

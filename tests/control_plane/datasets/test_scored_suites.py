@@ -75,6 +75,44 @@ def test_scoring_that_is_unclear_is_refused_by_field(given: dict[str, Any], para
     assert refused.value.param == param
 
 
+def test_a_name_that_no_job_could_give_is_refused(platform: Platform, tenant: Tenant) -> None:
+    longest = "n" * 80
+    assert config.parse({"suites": [add(platform, tenant, REFUNDS, name=longest).reference]}).suites == (f"{longest}@1",)
+    with pytest.raises(InvalidRequest, match="name has 81 characters, the limit is 80") as refused:
+        add(platform, tenant, REFUNDS, name=f"{longest}n")
+    assert refused.value.param == "name"
+
+
+@pytest.mark.parametrize(
+    ("templates", "path"),
+    [
+        ({"reference": "{{item.wnated}}"}, "item.wnated"),
+        ({"input": "{{ sample.text }}"}, "sample.text"),
+        ({"input": "{{sample.output_json.word}}", "reference": "{{item.wnated}}"}, "item.wnated"),
+        ({"input": "{{sample.output_json.word}}"}, None),
+    ],
+)
+def test_a_grader_that_reads_what_no_row_has_is_refused(
+    platform: Platform, tenant: Tenant, templates: dict[str, str], path: str | None
+) -> None:
+    rows = [{"prompt": f"Say {word}", "wanted": word} for word in ("one", "two")]
+    scoring = Scoring(metric="reward", grader=IS_ONE | templates)
+    if path is None:
+        assert add(platform, tenant, rows, scoring=scoring).num_items == 2
+        return
+    error = refusal(platform, tenant, rows, scoring)
+    assert (error.param, f"the grader reads {{{{{path}}}}}, which row 1 of refunds.jsonl does not have" in error.message) == (
+        "grader",
+        True,
+    )
+
+
+def test_a_row_that_graders_cannot_read_is_refused(platform: Platform, tenant: Tenant) -> None:
+    row = {"prompt": "Say one", "wanted": "one", "notes": "n" * 200_000}
+    error = refusal(platform, tenant, [row], Scoring(metric="reward", grader=IS_ONE))
+    assert "row 1 of refunds.jsonl has 200,0" in error.message and "at most 200,000" in error.message
+
+
 def test_answers_are_scored_by_the_metric_or_by_a_grader_that_sees_the_row(platform: Platform, tenant: Tenant) -> None:
     exact = add(platform, tenant, REFUNDS)
     rows = [{"prompt": f"Say {word}", "wanted": word} for word in ("one", "two")]
@@ -117,6 +155,17 @@ def test_a_suite_that_was_removed_is_asked_no_more(platform: Platform, tenant: T
     assert list(platform.objects.list(f"tenants/{tenant.id}/scored_suites")) == []
     with pytest.raises(NotFound):
         scored_suites.remove(platform, tenant.id, "refunds")
+
+
+def test_a_version_that_a_job_names_is_not_given_to_other_items(platform: Platform, tenant: Tenant, training_file: str) -> None:
+    add(platform, tenant, REFUNDS)
+    second = add(platform, tenant, REFUNDS[1:])
+    body = {"model": "tiny-base", "training_file": training_file, "eval_config": {"suites": ["refunds"]}}
+    jobs.submit(platform, tenant.id, JobRequest.from_body(body))
+    scored_suites.remove(platform, tenant.id, "refunds")
+    assert add(platform, tenant, REFUNDS[2:]).version == 3
+    assert scored_suites.asked(platform, tenant.id, config.parse({"suites": [second.reference]})) == []
+    assert add(platform, tenant, REFUNDS, name="refunds-2").version == 1, "the name of another suite"
 
 
 def test_a_suite_is_kept_listed_and_removed_over_the_api(ft: FtClient, tmp_path: Path) -> None:

@@ -80,6 +80,32 @@ def test_a_model_that_is_not_approved_is_refused_with_the_next_step(operated: Pl
     assert "gate_failed" in unpromoted.value.message
 
 
+@pytest.mark.parametrize(
+    ("policy", "failed", "step"),
+    [
+        ("tenant", (FAILED, UNSAFE), "an operator can release it: `ft admin adapters release {tenant} {adapter} --reason ...`"),
+        ("operator", (FAILED,), "an operator can release it: `ft admin adapters release {tenant} {adapter} --reason ...`"),
+        ("tenant", (FAILED, UNAPPLIED), "it cannot be released; train again"),
+    ],
+    ids=["unsafe", "policy", "unapplied"],
+)
+def test_every_next_step_is_one_that_the_release_takes(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, policy: str, failed: tuple[Finding, ...], step: str
+) -> None:
+    platform = replace(operated, settings=replace(operated.settings, release_policy=policy))
+    job_id = evaluated_job(*failed)
+    made = quarantined(platform, tenant, job_id)
+    error = jobs.get(platform, tenant.id, job_id).job.error
+    with pytest.raises(Forbidden) as unserved:
+        promotions.resolve_model(platform, tenant.id, made.name)
+    with pytest.raises(Conflict) as unpromoted:
+        promotions.promote(platform, tenant.id, made.id)
+    wanted = step.format(tenant=tenant.id, adapter=made.id)
+    for message in (error["message"] if error else "", unserved.value.message, unpromoted.value.message):
+        assert wanted in message and "`ft adapters release" not in message
+    assert refusal(platform, tenant, made).code == "release_refused"
+
+
 EXPERIMENT = {"mode": "experiment"}
 
 
@@ -188,7 +214,7 @@ def test_a_deleted_report_leaves_the_reasons_out(operated: Platform, tenant: Ten
     (failed,) = promotions.failed_rules(operated, made)
     assert failed.sentence.startswith("its answers are not better than the base model's (task_not_better: 0.1")
     operated.objects.delete(made.eval_report_key)
-    assert promotions.failed_rules(operated, made) == ()
+    assert promotions.failed_rules(operated, made) == []
     with pytest.raises(NotFound):
         releases.release(operated, tenant.id, made.id, by="key_a", reason=REASON)
 

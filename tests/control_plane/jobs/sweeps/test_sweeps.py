@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from control_plane.datasets.scored_suites import service as scored_suites
+from control_plane.datasets.scored_suites.service import Scoring
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.duplicate_requests import TWIN_WINDOW, Attempt
@@ -96,6 +100,19 @@ def test_trials_are_experiments_unless_the_request_names_a_mode(
 ) -> None:
     create(parameters={"rank": [8]}, body={"eval_config": asked})
     assert [job.request["eval_config"] for job in jobs_of(platform, tenant)] == [rules]
+
+
+def test_all_trials_are_judged_by_one_version_of_a_scored_suite(platform: Platform, tenant: Tenant, create: Create) -> None:
+    def add(answer: str) -> int:
+        rows, scoring = io.BytesIO(json.dumps({"prompt": "May I?", "completion": answer}).encode()), Scoring(metric="exact_match")
+        return scored_suites.add(platform, tenant.id, rows, name="refunds", filename="refunds.jsonl", scoring=scoring).version
+
+    assert add("yes") == 1
+    create(body={"eval_config": {"suites": ["refunds"]}})
+    assert add("no") == 2
+    fail(platform, jobs_of(platform, tenant)[0].id)
+    assert len(sweeps.advance(platform)) == 1
+    assert [job.request["eval_config"]["suites"] for job in jobs_of(platform, tenant)] == [["refunds@1"]] * (ROOM + 1)
 
 
 def test_trial_that_did_not_pass_its_gate_can_be_the_best(platform: Platform, tenant: Tenant, create: Create) -> None:

@@ -242,6 +242,14 @@ def test_a_scored_suite_that_was_removed_is_not_passed_over() -> None:
     assert "suites" not in {f.rule for f in judge(report(), EvalConfig()).findings}, "nobody asked for one"
 
 
+def test_a_scored_suite_of_few_items_without_a_bar_is_not_measured() -> None:
+    verdict = judge(own(6, 0, n=6), parse({"suites": ["refunds@3"]}))
+    (found,) = [f for f in verdict.findings if f.rule == "suites"]
+    assert (found.code, "not_measured" in verdict.warnings, verdict.passed) == ("not_measured", True, True)
+    assert "of fewer than 7 items no fall can be told, and no min_score is set: suite/refunds" in found.detail
+    assert judge(own(7, 0, n=7), parse({"suites": ["refunds@3"]})).reasons == ("suite_dropped",)
+
+
 def test_a_suite_that_was_asked_for_and_not_answered_is_not_passed_over() -> None:
     verdict = judge(capable((120, 120, 0)), parse({"capability": ["s0", "mmlu"]}))
     assert verdict.passed
