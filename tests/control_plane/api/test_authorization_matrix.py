@@ -114,7 +114,13 @@ HELD_BY = {f"of-{role}": role.scope.value for role in Role}
 """By member's key, the widest scope that it opens; what a role may do to keys and members is in test_key_rules.py."""
 TABLE = {route.strip(): need for need, routes in NEEDED.items() for route in routes.split(",")}
 
-NO_OBJECT = {"GET /v1/recipes/{name}", "PUT /v1/model_routes/{name}", "GET /v1/invoices/{month}", "GET /v1/invoices/{month}.csv"}
+NO_OBJECT = {
+    "GET /v1/models/{model:path}/tokenizer",
+    "GET /v1/recipes/{name}",
+    "PUT /v1/model_routes/{name}",
+    "GET /v1/invoices/{month}",
+    "GET /v1/invoices/{month}.csv",
+}
 """Their names are the platform's, or each tenant's own: there is nothing of another tenant to find."""
 STRANGER = f"str-{uuid.uuid4().hex[:8]}"
 BODIES: Mapping[str, Any] = {

@@ -157,7 +157,7 @@ def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_oth
         final = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.final)).one()
     trained = StoredWeights(prefix=final.object_prefix, manifest_sha256=final.manifest_sha256)
     own = evaluation_step._own_rules(operated, row, trained)
-    assert (own.capability, own.judge, own.skip) == ((), False, ("golden", "capability", "safety", "judge"))
+    assert (own.capability, own.judge, own.skip) == ((), False, ("golden", "suites", "capability", "safety", "judge"))
     manifest = json.dumps({"files": {"config.json": {"sha256": "0"}, "model.safetensors": {"sha256": "0"}}}).encode()
     operated.objects.put_bytes("whole/manifest.json", manifest)
     whole = StoredWeights(prefix="whole", manifest_sha256=hashlib.sha256(manifest).hexdigest())

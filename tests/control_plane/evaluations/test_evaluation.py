@@ -31,7 +31,6 @@ from control_plane.platform.protocols import WorkloadPhase
 from control_plane.tenants.rules import Tenant
 from ft_assets.adapters import step as adapter_step
 from ft_assets.base_models import Catalogue
-from ft_assets.datasets import step as dataset_step
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.errors import FtError
 from ft_assets.evals import step as evaluation_step
@@ -281,7 +280,7 @@ def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform)
 def test_a_row_that_offers_tools_is_asked_with_them() -> None:
     tool = {"type": "function", "function": {"name": "weather"}}
     turns = (Message(role="user", content="rain?"), Message(role="assistant", content="no"))
-    row = dataset_step._as_row(Example(kind="chat", messages=turns, tools=(tool,)))
+    row = Example(kind="chat", messages=turns, tools=(tool,)).as_row()
     assert suite_items.holdout_items([row])[0].tools == (tool,)
 
 

@@ -13,7 +13,6 @@ from control_plane.evaluations import schema_checks
 from control_plane.evaluations.schema_checks import with_schema_verdicts
 from control_plane.platform.context import Platform
 from ft_assets.datasets import shapes
-from ft_assets.datasets import step as dataset_step
 from ft_assets.errors import Unavailable
 from ft_assets.evals.scoring.scores import SCHEMA_VALID
 from ft_assets.evals.suites import suite_items
@@ -40,7 +39,7 @@ def items_of(*formats: dict[str, Any]) -> list[Item]:
         turns = [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": '{"id": "A"}'}]
         example, problems = shapes.to_example({"messages": turns, "response_format": form}, "chat", row=n)
         assert example is not None and not problems
-        rows.append(dataset_step._as_row(example))
+        rows.append(example.as_row())
     found = suite_items.holdout_items(rows)
     return sorted(found, key=lambda item: str(item.messages[0]["content"]))
 
