@@ -53,10 +53,12 @@ def start(page: PageDep) -> HTMLResponse:
 
 
 def _alike(failed: Sequence[Job]) -> list[tuple[Job, int]]:
-    """Return the newest of the jobs that failed alike, each with how many there are."""
+    """Return the newest of the jobs that failed alike, each with how many there are: with one message, or at the gate, whose message names
+    the job's own model."""
     groups: dict[tuple[str | None, str | None], list[Job]] = {}
     for job in failed:
-        groups.setdefault((job.suffix or job.model, job.error.message if job.error else None), []).append(job)
+        why = job.error and (job.error.code if job.error.code == "gate_failed" else job.error.message)
+        groups.setdefault((job.suffix or job.model, why), []).append(job)
     return [(jobs_alike[0], len(jobs_alike)) for jobs_alike in groups.values()]
 
 

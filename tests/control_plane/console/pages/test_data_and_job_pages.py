@@ -217,6 +217,14 @@ def test_jobs_that_failed_alike_are_one_line_on_the_overview(visitor: Visitor, w
     assert "<p>The loss exploded.</p>" in page, "one full stop"
 
 
+def test_jobs_of_one_name_that_are_not_approved_are_one_line_on_the_overview(visitor: Visitor, world: World) -> None:
+    sentences = [f"Trained, not approved: it is worse. The model is kept and not served (adp-{n})." for n in range(2)]
+    for sentence in sentences:
+        _failed(world, {"code": "gate_failed", "message": sentence, "param": None})
+    attention = visitor.get("/console").text.partition('id="attention"')[2].partition("</section>")[0]
+    assert sentences[1] in attention and sentences[0] not in attention
+
+
 def test_a_running_job_shows_its_curves_and_where_the_stream_goes_on(visitor: Visitor, world: World) -> None:
     page = visitor.get(f"/console/jobs/{world.running}").text
     for title in ("Loss", "Learning rate", "Gradient norm", "Tokens per second", "GPU memory in GiB"):
