@@ -57,7 +57,7 @@ def _alike(failed: Sequence[Job]) -> list[tuple[Job, int]]:
     the job's own model."""
     groups: dict[tuple[str | None, str | None], list[Job]] = {}
     for job in failed:
-        why = job.error and (job.error.code if job.error.code == "gate_failed" else job.error.message)
+        why = None if job.error is None else job.error.code if job.error.code == "gate_failed" else job.error.message
         groups.setdefault((job.suffix or job.model, why), []).append(job)
     return [(jobs_alike[0], len(jobs_alike)) for jobs_alike in groups.values()]
 
