@@ -71,7 +71,7 @@ def every_get(platform_openapi: dict[str, object]) -> list[str]:
 def test_no_answer_of_the_api_is_a_page_without_a_policy(browser: httpx.Client, api_url: str, make_path: Callable[[str], str]) -> None:
     """Errors quote what was asked for, and a page of ours is the only thing that a browser would run."""
     shown = 0
-    for path in every_get(httpx.get(f"{api_url}/openapi.json").json()):
+    for path in every_get(httpx.get(f"{api_url}/openapi.json", timeout=90).json()):
         if path.endswith(("/events", "/logs")):
             continue
         answer = browser.get(make_path(path))
