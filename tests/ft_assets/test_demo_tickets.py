@@ -33,5 +33,5 @@ def test_no_seen_template_is_an_unseen_one() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
 def test_the_pages_send_the_adapter_the_system_message_that_it_was_trained_with(page: str) -> None:
-    command = (Path(__file__).parents[2] / page).read_text().partition("arrived broken")[2].partition("```")[0]
+    command = (Path(__file__).parents[2] / page).read_text().partition("does not turn on")[2].partition("```")[0]
     assert f'--system "{tickets.SYSTEM_PROMPT}"' in command

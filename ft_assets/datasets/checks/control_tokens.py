@@ -29,7 +29,8 @@ class ControlTokens(Check):
         Option(
             "control_tokens",
             ("reject", "drop", "escape"),
-            help="text like `<|im_end|>` inside content; checked once the base model is known",
+            help="text inside content that the model reads as a control token, such as the end of a turn; "
+            "checked once the base model is known",
             in_every_id=True,
         ),
     )

@@ -163,7 +163,7 @@ def test_a_torn_or_foreign_index_does_not_load(tmp_path: Path, tear: str) -> Non
 def test_an_index_without_items_finds_nothing_and_too_many_suites_are_refused() -> None:
     shares, suites = SuiteIndex.build({}).shares(fold(["one two three four five six seven eight nine ten", ""]))
     assert shares.tolist() == [0.0, 0.0] and suites.tolist() == [-1, -1]
-    with pytest.raises(InvalidRequest, match=f"{MAX_SUITES + 1} suites"):
+    with pytest.raises(InvalidRequest, match=f"{MAX_SUITES + 1} contamination lists"):
         SuiteIndex.build({str(i): [] for i in range(MAX_SUITES + 1)})
 
 

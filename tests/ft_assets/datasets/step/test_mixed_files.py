@@ -204,7 +204,7 @@ def asked(platform: Platform, tenant: str, job_id: str, scratch: Path) -> Questi
         base_dir=model.directory, base_digest=job.base_digest, eval_config=EvalConfig(), key="report", compare=False,
     )  # fmt: skip
     scratch.mkdir()
-    found = evaluation_step._question(platform, judged, scratch, [])
+    found = evaluation_step._question(platform, judged, scratch, [], [])
     assert found.run.validation_pack_dir is not None
     staged = scratch / "staged"
     for file in evaluation_workload._validation_files(platform, job):
