@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutation.areas import Area, Defect, likeliest_first
+from benchmarks.mutation import __main__ as report
+from benchmarks.mutation.areas import PLANTED, Area, Defect, likeliest_first, planted
 from benchmarks.mutation.drawing import draw, from_defect
 from benchmarks.mutation.trials import CAUGHT, SURVIVED, Copy
 
@@ -89,3 +90,14 @@ def test_a_mistake_is_caught_by_a_test_that_looks_and_the_copy_is_whole_again(tr
         with copy.with_mistake(mutant):
             assert copy.run(["test_pure.py"])[0] == outcome
     assert (copy.path / "pure.py").read_text() == TOLD
+
+
+def test_no_planted_defect_is_out_of_date() -> None:
+    outdated = [defect.name for defect in planted() if from_defect(defect, report.ROOT, area=PLANTED) is None]
+    assert not outdated, "adapt `before` and `after` in benchmarks/mutation/planted.json to the code as it is now"
+
+
+def test_report_names_planted_defects_that_are_out_of_date() -> None:
+    result = report._result([], outdated=["cm1"])
+    assert result["outdated"] == ["cm1"]
+    assert "- cm1" in report.as_markdown(result).splitlines()
