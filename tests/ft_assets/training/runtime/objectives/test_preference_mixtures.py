@@ -152,9 +152,10 @@ def test_a_reference_of_a_mixture_names_the_packs_of_its_files(mixed: Mixed, tmp
 
 
 @pytest.mark.slow
-def test_ranks_whose_rows_are_of_different_files_report_what_one_rank_does(mixed: Mixed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_ranks_whose_rows_are_of_different_files_report_what_one_rank_does(mixed: Mixed, tmp_path: Path, method: str) -> None:
     """Every rank of a sharded model makes the same passes, whatever the files of its rows; together they compute the reference."""
-    run = mixed.run("dpo", tmp_path / "one")
+    run = mixed.run(method, tmp_path / "one")
     run = replace(run, spec=replace(run.spec, lora=LoraSettings(rank=4, alpha=8, dropout=0.0)))
     opt = replace(run.spec.optimization, accumulation_steps=1)
     shared = replace(run.spec, world_size=2, strategy="fsdp2", optimization=opt)
