@@ -60,7 +60,7 @@ def register(
         if job is None:
             raise NotFound(f"no fine-tuning job {job_id!r}", code="fine_tune_not_found", param="job_id")
         known = one_or_none(conn, observations.select_adapters().where(adapters.c.job_id == job_id), Adapter)
-    if known is not None:
+    if known is not None and known.eval_passed:
         return known, []
     id_ = adapter_id(job_id)
     with scratch.directory(platform.settings.work_dir, tenant) as beside:
@@ -68,6 +68,8 @@ def register(
         write = whole_model.write if whole_model.is_whole(directory) else package.write
         sha256 = write(directory, made, served_name=job.model, base_digest=job.base_digest)
         refused = unservable(platform, job.model, made)
+        if known is not None:
+            return known, refused
         passed = verdict.passed and not any(refusal.is_fault for refusal in refused)
         record = check_complete(
             _record(job, id_, report, made, sha256, eval_report_key=eval_report_key, passed=passed, now=platform.clock())

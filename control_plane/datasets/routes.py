@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
 
 from control_plane.console.documents.report_page import report_page
 from control_plane.datasets import hub, previews, responses, schemas, suites
@@ -123,27 +121,13 @@ FORM = {
 )
 async def add(request: Request, platform: PlatformDep, tenant: Writer) -> Suite:
     """Register a contamination list. Files validated from now on are checked for its items."""
-    async with request.form(max_files=1) as form:  # read here rather than as a parameter, so that the key is checked first
-        fields: dict[str, str] = {}
-        for given, value in form.multi_items():
-            forms.check_field(given, ("file", "name", "field", "column_map[]"), given=fields)
-            if isinstance(value, str):
-                fields[given] = value
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise forms.missing("file")
-        name, field = (_required(fields, wanted) for wanted in ("name", "field"))
+    async with forms.with_file(request, ("name", "field", "column_map[]"), required=("name", "field")) as (fields, file):
+        name, field = fields["name"], fields["field"]
         mapping = forms.column_map(fields.get("column_map"), fields)
         filename, stream = file.filename or "suite.jsonl", file.file
         return await run_in_threadpool(
             lambda: suites.add(platform, tenant, stream, name=name, filename=filename, field=field, column_map=mapping)
         )
-
-
-def _required(fields: Mapping[str, str], name: str) -> str:
-    if name not in fields:
-        raise forms.missing(name)
-    return fields[name]
 
 
 @suites_router.get("", summary="List contamination lists", response_model=http_schemas.ListOf[schemas.Suite])

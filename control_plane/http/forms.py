@@ -13,6 +13,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.message import Message
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -23,6 +24,7 @@ from fastapi import Request
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
+from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 from control_plane.http.rate_limits import TenantLimiter
@@ -238,6 +240,26 @@ def check_field(name: str, known: Collection[str], *, given: Collection[str]) ->
     whole = spread_over[1] if spread_over else name
     if name in given or (spread_over and whole in given) or any(other.startswith(f"{name}[") for other in given):
         raise InvalidRequest(f"{whole} was sent twice; send one", code="invalid_multipart", param=whole)
+
+
+@asynccontextmanager
+async def with_file(
+    request: Request, known: Collection[str], *, required: Collection[str]
+) -> AsyncIterator[tuple[dict[str, str], UploadFile]]:
+    """Read a form of texts and one file, ``file``; it is read when the route asks, so that the key is checked first."""
+    async with request.form(max_files=1) as form:
+        fields: dict[str, str] = {}
+        for given, value in form.multi_items():
+            check_field(given, ("file", *known), given=fields)
+            if isinstance(value, str):
+                fields[given] = value
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise missing("file")
+        for name in required:
+            if name not in fields:
+                raise missing(name)
+        yield fields, file
 
 
 def _extended_filename(headers: Mapping[bytes, bytes]) -> str | None:

@@ -38,7 +38,7 @@ LETTERS: Mapping[str, Letter] = {
     "adapter.quarantined": Letter(
         subject="Model {id} is trained, not approved",
         next_step="It is kept and not served. `ft eval {job_id}` shows which rule it failed, with the number, and what to change. If it is "
-        "good enough, an admin serves it anyway: `ft adapters release {id} --reason ...`.\n{url}/v1/adapters/{id}",
+        "good enough and kept to the safety rule, an admin may serve it: `ft adapters release {id} --reason ...`.\n{url}/v1/adapters/{id}",
     ),
     "adapter.approval_pending": Letter(
         subject="Adapter {id} waits for approval",

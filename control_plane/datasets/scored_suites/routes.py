@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
 
 from control_plane.datasets.scored_suites import schemas
 from control_plane.datasets.scored_suites import service as scored_suites
@@ -22,7 +21,7 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/scored_suites", tags=["scored_suites"])
-FIELDS = ("file", "name", "metric", "grader", "max_drop", "min_score")
+FIELDS = ("name", "metric", "grader", "max_drop", "min_score")
 FORM = {
     "type": "object",
     "required": ["file", "name"],
@@ -51,17 +50,7 @@ Name = Annotated[str, Path(description="Name of the suite.")]
 )
 async def add(request: Request, platform: PlatformDep, tenant: Writer) -> ScoredSuite:
     """Store a file as the next version of a suite. A file with the same items and settings as the newest version gives that version."""
-    async with request.form(max_files=1) as form:  # read here rather than as a parameter, so that the key is checked first
-        fields: dict[str, str] = {}
-        for given, value in form.multi_items():
-            forms.check_field(given, FIELDS, given=fields)
-            if isinstance(value, str):
-                fields[given] = value
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise forms.missing("file")
-        if "name" not in fields:
-            raise forms.missing("name")
+    async with forms.with_file(request, FIELDS, required=("name",)) as (fields, file):
         filename, stream = file.filename or "suite.jsonl", file.file
         scoring = Scoring.of(
             metric=fields.get("metric"),

@@ -257,9 +257,12 @@ def test_a_whole_model_that_is_none_of_its_base_is_quarantined(customer: Custome
     config = json.loads((made / "config.json").read_text())
     (made / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
     asked = {"tenant": customer.id, "report": REPORT, "verdict": PASSED, "eval_report_key": "k"}
-    found, refused = adapters.register(customer.platform, job_id=customer.job(), directory=made, **asked)  # type: ignore[arg-type]
+    job_id = customer.job()
+    found, refused = adapters.register(customer.platform, job_id=job_id, directory=made, **asked)  # type: ignore[arg-type]
     assert (found.stage, found.eval_passed) == (Stage.QUARANTINED, False)
     assert "num_hidden_layers" in refused[0].detail
+    again = adapters.register(customer.platform, job_id=job_id, directory=made, **asked)  # type: ignore[arg-type]
+    assert (again[0].id, again[1]) == (found.id, refused), "a step that died after the registration finds the same reasons"
 
 
 def test_rollback_without_an_earlier_adapter_changes_nothing(customer: Customer) -> None:

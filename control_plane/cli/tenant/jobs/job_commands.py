@@ -213,13 +213,13 @@ def file_id_of(client: FtClient, file: str | None, options: Mapping[str, Any]) -
 
 
 def _uploaded_before(client: FtClient, file: Path, options: Mapping[str, Any]) -> Record | None:
-    """Return the newest valid file with these bytes that is read in the same way and does not expire."""
+    """Return the newest valid file with these bytes that is read and checked in the same way and does not expire."""
     with file.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    read_as = (options.get("column_map") or {}, options.get("policies") or {})
+    read_as = (options.get("column_map") or {}, options.get("policies") or {}, options.get("model"))
     for found in client.files.list(purpose="fine-tune", sha256=sha256):
         is_kept = found["status"] == "processed" and found["expires_at"] is None
-        if is_kept and (found["column_map"], found["policies"]) == read_as:
+        if is_kept and (found["column_map"], found["policies"], found["model"]) == read_as:
             return found
     return None
 

@@ -165,6 +165,9 @@ def test_a_refused_submission_leaves_its_file_for_the_next_one(ft: Ft, write_cha
     assert [one["id"] for one in ft("files", "list", "--json").json] == [file["id"]]
     other = ft("submit", rows, "--model", MODEL, "--policy", "pii=redact", "--json").json
     assert other["training_file"] != file["id"], "a file that was checked otherwise is another one"
+    counted = write_chat_rows(121)
+    uploaded = ft("upload", counted, "--model", MODEL, "--json").json
+    assert ft("submit", counted, "--model", MODEL, "--json").json["training_file"] != uploaded["id"], "and so is one checked with a model"
 
 
 def test_jobs_are_listed_by_the_status_that_the_list_shows(ft: Ft, platform: Platform, job_id: str) -> None:
