@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 FT = Path(sys.executable).parent / "ft"
 MODEL, SUFFIX = "demo-llama-3m", "tickets"
-QUESTION = "My PulseBand does not turn on, order 482137"
+QUESTION = "The PulseBand does not turn on. My order number is 482137."
 KEY_S, POINT_S, CLICK_S, HAND_S, THINK_S = 0.2, 1.1, 0.2, 0.4, 1.35
 TIMEOUT_MS = 3_600_000
 

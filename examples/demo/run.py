@@ -193,7 +193,7 @@ def _summary(result: Mapping[str, Any], settings: Settings) -> None:
     _say(f"Dagster   {urls['dagster']}/assets/adapter?partition={key}   (dataset -> pack -> checkpoint -> report -> adapter)")
     _say(f"API       {urls['api']}/v1/fine_tuning/jobs/{result['job_id']}   (key: {settings.home / 'demo-tenant.json'})")
     _say(f"report    {settings.home / 'demo-result.json'}")
-    asked = f"'My PulseBand does not turn on, order 482137' --system '{tickets.SYSTEM_PROMPT}'"
+    asked = f"'The PulseBand does not turn on. My order number is 482137.' --system '{tickets.SYSTEM_PROMPT}'"
     _say(f"chat      FT_API_KEY=... ft chat {result['model']} {asked}")
     _say("the stack runs on; end it with: ft down")
 
