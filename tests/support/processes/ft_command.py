@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from control_plane.cli import main
+from ft_assets.telemetry import logs
 
 
 def run_ft(*args: str, env: Mapping[str, str], cwd: Path, stdin: str = "") -> CompletedProcess[str]:
@@ -40,6 +41,8 @@ def run_ft(*args: str, env: Mapping[str, str], cwd: Path, stdin: str = "") -> Co
         patch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # a script's: usage errors name `ft` and not `python -m pytest`
         for name, value in of_the_process.items():
             patch.setattr(sys, name, value)
+        for name in logs.PACKAGES:  # a handler that Dagster's definitions left would write what the test's server logs among what `ft` says
+            patch.setattr(logging.getLogger(name), "handlers", [])
         try:
             main()
             code = 0
