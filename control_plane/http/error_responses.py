@@ -23,6 +23,8 @@ CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
 BY_MINUTE = frozenset({"rate_limit_exceeded", "too_many_unknown_keys"})
 """Refusals of a bucket of requests per minute, which says when to retry; other refusals of too many requests at once say so here."""
 RETRY_AFTER_S = 1
+MAX_NAME, MAX_PATH = 80, 400
+"""Characters of a field's name, and of a path, that an error repeats."""
 
 
 class Refused(HTTPException):
@@ -83,15 +85,15 @@ async def _on_unreadable(_: Request, error: Exception) -> JSONResponse:
 
 
 def _param(location: Sequence[int | str]) -> str | None:
-    """Format ``("body", "metadata", "team")`` as ``metadata.team``; None for the body itself."""
-    return ".".join(str(part) for part in location[1:]) or None
+    """Format ``("body", "metadata", "team")`` as ``metadata.team``; None for the body itself. A sender's own long names are cut."""
+    return ".".join(str(part)[:MAX_NAME] for part in location[1:]) or None
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error, Refused):
         return response(error.error)
-    path = f"{request.method} {request.url.path}"
+    path = f"{request.method} {request.url.path[:MAX_PATH]}"
     text = {
         404: f"no route {path}; GET /openapi.json lists all routes",
         405: f"{path} is not allowed; see GET /openapi.json for the methods of this path",

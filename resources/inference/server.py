@@ -336,7 +336,7 @@ def _add_errors(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             why = f"The body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}."
             return _error(400, why, kind="invalid_request_error", code="invalid_json")
-        where = ".".join(str(part) for part in first["loc"][1:])
+        where = ".".join(str(part)[:80] for part in first["loc"][1:])
         return _error(400, f"{where or 'body'}: {first['msg']}.", kind="invalid_request_error", code="invalid_request", param=where or None)
 
 

@@ -112,7 +112,7 @@ def written(value: Any) -> str:
         return value.text
     if isinstance(value, dict):
         pairs = [f"{json.dumps(key)}: {written(each)}" for key, each in value.items()]
-        again = [f"{json.dumps(next(iter(value)))}: 7"] if isinstance(value, Twice) else []
+        again = [f"{json.dumps(next(iter(value)))}: 7"] if isinstance(value, Twice) and value else []
         return "{" + ", ".join(pairs + again) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(written, value)) + "]"

@@ -138,7 +138,7 @@ class PageRoute(APIRoute):
             except Unauthenticated as error:
                 response = _to_sign_in(request, error)
             except RequestValidationError as error:
-                response = _error_page(request, InvalidRequest(f"{error.errors()[0]['loc'][-1]}: {error.errors()[0]['msg']}"))
+                response = _error_page(request, InvalidRequest(f"{str(error.errors()[0]['loc'][-1])[:80]}: {error.errors()[0]['msg']}"))
             except (OperationalError, PoolTimeout):
                 unavailable = Unavailable("the database did not respond; reload in a moment", code="database_unavailable")
                 response = _error_page(request, unavailable)

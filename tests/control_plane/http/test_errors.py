@@ -171,6 +171,33 @@ def test_a_path_that_does_not_exist_is_answered_in_the_same_form(api_url: str, m
     assert answer.headers["x-request-id"].startswith("req_")
 
 
+LONG = "a" * 60_000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "model_routes/support", {"targets": [{"model": "tiny-base", "weight": 1}], LONG: 1}),
+        ("PUT", f"model_routes/{LONG}", {"targets": []}),
+        ("POST", "fine_tuning/jobs", {"model": LONG, "training_file": LONG}),
+        ("POST", "fine_tuning/jobs", {"model": "tiny-base", "training_file": "file-none", LONG: 1}),
+        ("POST", "fine_tuning/jobs", {"model": "tiny-base", "training_file": "file-none", "metadata": {LONG: "\0"}}),
+        ("POST", "fine_tuning/jobs", {"model": "tiny-base", "training_file": "file-none", "metadata": {LONG: 1}}),
+        ("POST", "fine_tuning/jobs", {"model": "tiny-base", "training_file": "file-none", "hyperparameters": {LONG: 1}}),
+        ("POST", "datasets/import", {"hub_id": "hf://a/b", "column_map": {LONG: "\0"}}),
+        ("POST", "chat/completions", {"model": "tiny-base", "messages": [], LONG: 1}),
+        ("POST", "api_keys", {"name": LONG, "scopes": [LONG]}),
+        ("POST", "webhook_endpoints", {"name": "a", "url": LONG, "event_types": [LONG]}),
+        ("GET", LONG, None),
+        ("DELETE", f"models{LONG}", None),
+    ],
+)
+def test_a_long_text_of_the_sender_is_repeated_only_in_part(api_url: str, api_key: str, method: str, path: str, body: Any) -> None:
+    answer = httpx.request(method, f"{api_url}/v1/{path}", headers={"authorization": f"Bearer {api_key}"}, json=body)
+    error = answer.json()["error"]
+    assert 400 <= answer.status_code < 500 and len(error["message"]) <= 1000 and len(error["param"] or "") <= 200, error
+
+
 @pytest.mark.parametrize(
     ("content", "code"),
     [
