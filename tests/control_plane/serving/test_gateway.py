@@ -280,6 +280,22 @@ def test_what_a_server_lacks_is_remembered_of_so_many_models_and_no_more() -> No
     assert set(server.lacks) == {"ft:late"}, "what is no news any more goes"
 
 
+@pytest.mark.parametrize("fails", [raises(httpx.ConnectError("refused")), status(503), status(404)])
+def test_a_server_that_could_not_answer_is_asked_again_after_another_look(fails: Behaviour) -> None:
+    async def run() -> None:
+        s = Setting(urls=URLS[:1])
+
+        def at_first(request: httpx.Request) -> httpx.Response:
+            s.servers.does.clear()
+            return fails(request)  # type: ignore[return-value]
+
+        s.servers.does["one"] = at_first
+        assert (await s.whole())["from"] == "one"
+        assert (s.resolved, s.servers.asked) == (2, ["one", "one"])
+
+    asyncio.run(run())
+
+
 def test_what_is_served_where_is_looked_up_again_until_a_server_has_it() -> None:
     async def run() -> None:
         s = Setting(urls=())

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from control_plane.serving.gateway import TENANT, WEIGHT
 from resources.inference import logprobs
-from resources.inference.answers import Call, Echo, events, parts
+from resources.inference.answers import Call, Echo, Part, _chunks, events, parts
 from resources.inference.engine.batch import PREFILL_SLICE, SLICE, Row
 from resources.inference.engine.engine_thread import Engine, Generation, Piece, Scoring
 from resources.inference.engine.fair_turns import Share
@@ -273,6 +273,18 @@ def test_each_prompt_is_scored_once_for_all_of_its_answers_and_sent_as_it_comes(
     of_choice = [logprobs.joined([p.logprobs for p in found if p.choice == n and p.logprobs]) for n in range(8)]
     assert [len(one["tokens"]) for one in of_choice] == [100] * 4 + [50] * 4
     assert of_choice[0] == of_choice[3] != of_choice[4]
+
+
+@pytest.mark.parametrize("reason", [None, "tool_calls"])
+def test_the_log_probabilities_of_a_part_are_in_one_of_its_chunks(reason: str | None) -> None:
+    asked = call(prompts=([1],), max_tokens=(5,), chat=True, sampling=Sampling(top_logprobs=1))
+    of_tokens = {"content": [{"token": "a", "logprob": -0.5}]}
+    deltas = [{"content": "a"}, {"tool_calls": [{"index": 0}]}, {"tool_calls": [{"index": 1}]}]
+    for given in (deltas, deltas[:1], []):
+        made = list(_chunks(asked, Part(choice=0, deltas=given, finish_reason=reason, logprobs=of_tokens)))
+        found: list[Any] = [chunk["choices"] for chunk in made]
+        assert [choice["delta"] for (choice,) in found][: len(given)] == given
+        assert [choice["logprobs"] for (choice,) in found] == [of_tokens] + [None] * (len(found) - 1)
 
 
 def test_client_that_hangs_up_ends_the_scoring_of_its_prompts(engine: Watched, serve: Callable[[ASGIApp], str]) -> None:
