@@ -49,6 +49,7 @@ NOT_DURABLE = {
     "wal_level": "minimal", "max_wal_senders": "0", "max_wal_size": "128MB",  # its files lie in memory
 }  # fmt: skip
 BASE_MODEL = "tiny-base"
+Calls = list[Callable[[], object]]
 
 FOR_TESTS = ("FT_TEST", "FT_UPDATE_SNAPSHOTS", "FT_SCHEMATHESIS_CASES", "FT_VLLM_PYTHON")
 """Beginnings of variables that are meant for tests; settings of a platform on this machine are none of theirs."""
@@ -146,14 +147,24 @@ def postgres_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def new_database(postgres_dir: Path) -> Iterator[Callable[[], str]]:
-    """Makes a database with the schema and nothing in it; returns its URL."""
+def until_the_module_ends() -> Calls:
+    """What is called when the module ends, the last first."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def new_database(postgres_dir: Path, until_the_module_ends: Calls) -> Iterator[Callable[[], str]]:
+    """Makes a database with the schema and nothing in it, which is there until the module ends; returns its URL."""
     admin = make_engine(embedded.socket_url(postgres_dir, "postgres")).execution_options(isolation_level="AUTOCOMMIT")
+
+    def run(statement: str) -> None:
+        with admin.connect() as conn:
+            conn.execute(sa.text(statement))
 
     def make() -> str:
         name = f"t_{uuid.uuid4().hex[:12]}"
-        with admin.connect() as conn:
-            conn.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY"))
+        run(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY")
+        until_the_module_ends.append(functools.partial(run, f"DROP DATABASE {name} WITH (FORCE)"))
         return embedded.socket_url(postgres_dir, name)
 
     yield make
@@ -180,36 +191,34 @@ def catalogue(base_model_dir: Path) -> Catalogue:
     return Catalogue({BASE_MODEL: (entry, base_model_dir), "old-base": (old, base_model_dir)})
 
 
-@pytest.fixture(scope="session")
-def platforms() -> list[Platform]:
-    """Every platform that was made so far."""
-    return []
-
-
 @pytest.fixture(scope="module", autouse=True)
-def idle_connections(platforms: list[Platform]) -> Iterator[None]:
-    """Closed after each module: the server's number of connections is limited, and each platform has a pool of its own.
+def no_leftovers(until_the_module_ends: Calls) -> Iterator[None]:
+    """Closes a module's connections, whose number is limited, and removes its databases and homes, which lie in memory.
 
     What is left of a module is kept from the garbage collector: looking through what hundreds of them left took seconds each time.
     """
     yield
-    if platforms:
-        for platform in platforms:
-            platform.logins.dispose()
-        platforms.clear()
+    if left := until_the_module_ends[::-1]:
+        until_the_module_ends.clear()
+        for call in left:
+            call()
         gc.collect()
         gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def new_platform(
-    new_database: Callable[[], str], catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory, platforms: list[Platform]
+    new_database: Callable[[], str],
+    catalogue: Catalogue,
+    tmp_path_factory: pytest.TempPathFactory,
+    until_the_module_ends: Calls,
 ) -> Callable[..., Platform]:
     """Makes a platform with a database and a directory of its own; keywords are environment variables without ``FT_``."""
 
     def make(**env: str) -> Platform:
-        platforms.append(platform_at(tmp_path_factory.mktemp("home"), new_database(), catalogue, **env))
-        return platforms[-1]
+        made = platform_at(tmp_path_factory.mktemp("home"), new_database(), catalogue, **env)
+        until_the_module_ends.extend((functools.partial(shutil.rmtree, made.settings.home, ignore_errors=True), made.logins.dispose))
+        return made
 
     return make
 

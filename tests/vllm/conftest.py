@@ -49,10 +49,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def unserved(new_platform: Callable[..., Platform], base: Path) -> Platform:
+def unserved(new_platform: Callable[..., Platform], base: Path, until_the_module_ends: list[Callable[[], object]]) -> Iterator[Platform]:
     """A platform with the base model in its catalogue, and no fleet."""
     models = Catalogue({SERVED: ({"id": SERVED, "path": str(base)}, base)})
-    return replace(new_platform(drain_s="0"), models=models)
+    made = new_platform(drain_s="0")
+    left, until_the_module_ends[:] = until_the_module_ends[::-1], []  # it is there for all modules
+    yield replace(made, models=models)
+    for call in left:
+        call()
 
 
 @pytest.fixture(scope="package")
