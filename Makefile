@@ -51,7 +51,7 @@ $(VLLM)/.engine:
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@touch $@
 
-$(VLLM_STAMP): $(VLLM)/.engine deploy/vllm/pyproject.toml deploy/vllm/ft_vllm_plugin.py
+$(VLLM_STAMP): $(VLLM)/.engine $(wildcard deploy/vllm/*.py deploy/vllm/*.toml)
 	$(VLLM)/bin/pip install --quiet --no-build-isolation --no-deps --force-reinstall ./deploy/vllm
 	@touch $@
 

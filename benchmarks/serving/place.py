@@ -104,7 +104,8 @@ def vllm_server(python: Path, *, base_digest: str, max_num_seqs: int) -> Process
         "--served-model-name", BASE_NAME, f"{BASE_NAME}@sha256:{base_digest}", "--dtype", "float32", "--max-model-len", "1024",
         "--max-num-seqs", str(max_num_seqs), "--kv-cache-memory-bytes", str(256 << 20), "--api-key", TOKEN,
     ]  # fmt: skip
-    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_PLUGINS": ""}
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    env = {**quiet, "VLLM_HOST_IP": "127.0.0.1", "VLLM_PLUGINS": "ft_fair_turns"}
     return Process(command=command, url=f"http://127.0.0.1:{port}", probe="/health", env=env)
 
 

@@ -1,11 +1,12 @@
 """Plugins of a vLLM server that serves the platform's adapters.
 
-Four, to be named in ``VLLM_PLUGINS``; vLLM calls each in all of its processes, so vLLM itself is imported only inside of them.
+Five, to be named in ``VLLM_PLUGINS``; vLLM calls each in all of its processes, so vLLM itself is imported only inside of them.
 
 ``ft_adapter_index``    answers the first request for an adapter that is in the platform's index, without waiting to be told to load it.
 ``ft_base_rows``        on CPU: base requests batched with adapter requests keep to the base.
 ``ft_free_on_unload``   an unload frees the weights, once the requests under way are done.
 ``ft_trained_prompts``  chat templates see the date of training, and control tokens inside content are plain text.
+``ft_fair_turns``       tenants take turns in joining the batch, by the tokens that they received.
 
 Configuration, all from the environment:
 
@@ -21,13 +22,16 @@ import asyncio
 import datetime as dt
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -322,6 +326,190 @@ def _in_use(engine: Any, number: int) -> bool:
     """Whether a request under way uses adapter `number`: freed under it, the worker would read the files again at its next token."""
     states = engine.output_processor.request_states.values()
     return any(state.lora_request is not None and state.lora_request.lora_int_id == number for state in states)
+
+
+TENANT, WEIGHT = "x-ft-tenant", "x-ft-weight"
+"""Headers in which the platform's gateway says whose request it is, and with which weight it shares the turns."""
+OF_TENANT, OF_WEIGHT = "ft_tenant", "ft_weight"
+"""Names under which they travel to the engine, in ``vllm_xargs``; what a caller writes there itself is overwritten."""
+
+OWN_WAIT_S = 2.0
+"""How long a tenant's request waits for an adapter of its own that runs: each change costs the answers of a batch."""
+
+
+def take_turns() -> None:
+    """Let waiting requests of all tenants join by :mod:`ft_fair_turns` instead of in the order of arrival.
+
+    Without it, whoever has more requests open than the server has places (``--max-num-seqs``) makes everyone wait for the ends of answers.
+    A server with another policy than ``fcfs`` keeps it.
+    """
+    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+    from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+    from vllm.v1.core.sched.request_queue import SchedulingPolicy
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    make, schedule = Scheduler.__init__, Scheduler.schedule
+    if getattr(make, "ft_turns", False):
+        return
+
+    @functools.wraps(make)
+    def made(scheduler: Any, *given: Any, **named: Any) -> None:
+        make(scheduler, *given, **named)
+        if scheduler.policy == SchedulingPolicy.FCFS:
+            scheduler.waiting = TenantQueue(scheduler)
+
+    @functools.wraps(schedule)
+    def scheduled(scheduler: Any, *given: Any, **named: Any) -> Any:
+        if isinstance(scheduler.waiting, TenantQueue):
+            scheduler.waiting.begin_step()
+        return schedule(scheduler, *given, **named)
+
+    made.ft_turns = True  # type: ignore[attr-defined]
+    Scheduler.__init__, Scheduler.schedule = made, scheduled
+    OpenAIServingChat.create_chat_completion = with_tenant(OpenAIServingChat.create_chat_completion)
+    OpenAIServingCompletion.create_completion = with_tenant(OpenAIServingCompletion.create_completion)
+
+
+def with_tenant(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """`answer(serving, request, raw_request)`, whose request carries what the headers of `raw_request` say about its tenant."""
+
+    @functools.wraps(answer)
+    def with_headers(serving: Any, request: Any, raw_request: Any = None, *rest: Any, **named: Any) -> Any:
+        headers = {} if raw_request is None else raw_request.headers
+        weight = headers.get(WEIGHT, "")
+        own = {OF_TENANT: headers.get(TENANT, ""), OF_WEIGHT: int(weight) if weight.isascii() and weight.isdigit() else 1}
+        request.vllm_xargs = {**(request.vllm_xargs or {}), **own}
+        return answer(serving, request, raw_request, *rest, **named)
+
+    return with_headers
+
+
+class TenantQueue:
+    """Waiting requests of a ``vllm.v1.core.sched.scheduler.Scheduler``, in the place of its ``RequestQueue``.
+
+    False while no waiting request may join:
+
+    1. The last quarter of the places is left to tenants with no running request, and so is the last quarter of the adapters that may run
+       at once (``--max-loras``).
+    2. Where such a tenant, or a request after ``OWN_WAIT_S``, needs an adapter and none more may run, requests for one of the tenant that
+       holds most of them, or received most, wait until its answers have ended. vLLM alone lets them go on for as long as they come.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        from ft_fair_turns import FairTurns
+
+        self._scheduler = scheduler
+        no_limit = sys.maxsize  # vLLM takes all that come; the platform's gateway has the limits
+        self._turns = FairTurns[Any](
+            max_rows=scheduler.max_num_active_reqs, max_join_tokens=no_limit, max_waiting=no_limit, max_waiting_each=no_limit
+        )
+        self._charged: dict[str, tuple[Any, int]] = {}
+        """Answers that run while others wait, and how many of their tokens their tenants were charged for."""
+        self._max_adapters = scheduler.lora_config.max_loras if scheduler.lora_config else 0
+        self._adapters: dict[int, Any] = {}
+        """Adapters that run, and for whom."""
+        self._ending: set[int] = set()
+        """Those of them that nothing more joins."""
+        self._aside: list[Any] = []
+        """Requests whose turn came in this step, and whose adapter could not run."""
+
+    def begin_step(self) -> None:
+        """Count what runs, and charge the tokens that came since the last step. While nothing waits, nobody is charged."""
+        aside, self._aside = self._aside, []
+        for request in reversed(aside):
+            self._turns.put_back(request, _share_of(request), num_tokens=request.num_prompt_tokens, joined=False)
+        if not len(self._turns):
+            self._charged = {}
+            return
+        self._see()
+        for request, num in self._charged.values():
+            self._turns.charge(_share_of(request), request.num_output_tokens - num)
+        self._charged = {each.request_id: (each, each.num_output_tokens) for each in self._scheduler.running}
+        self._adapters = {number: _share_of(each) for each in self._scheduler.running if (number := _adapter_of(each))}
+        self._ending = self._to_end()
+
+    def add_request(self, request: Any) -> None:
+        self._see()  # who has none running is new among the others
+        self._turns.add(request, _share_of(request), num_tokens=request.num_prompt_tokens)
+
+    def pop_request(self) -> Any:
+        request = self._turns.pop()
+        self._charged[request.request_id] = request, request.num_output_tokens
+        if number := _adapter_of(request):
+            self._adapters.setdefault(number, _share_of(request))
+        return request
+
+    def peek_request(self) -> Any:
+        """Return the request that joins next; None while none may."""
+        while (request := self._turns.peek()) is not None and self._lacks_adapter(request):
+            self._aside.append(self._turns.pop(joins=False))
+        return request
+
+    def prepend_request(self, request: Any) -> None:
+        """Take back a request that could not run, or that runs no longer."""
+        self._turns.put_back(request, _share_of(request), num_tokens=request.num_prompt_tokens)
+
+    def prepend_requests(self, requests: Iterable[Any]) -> None:
+        for request in requests:
+            self.prepend_request(request)
+
+    def remove_request(self, request: Any) -> None:
+        self.remove_requests([request])
+
+    def remove_requests(self, requests: Iterable[Any]) -> None:
+        gone = {request.request_id for request in requests}
+        self._turns.drop(lambda request: request.request_id in gone)
+        self._aside = [request for request in self._aside if request.request_id not in gone]
+
+    def __bool__(self) -> bool:
+        return self.peek_request() is not None
+
+    def __len__(self) -> int:
+        return len(self._turns) + len(self._aside)
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.chain(self._aside, self._turns)
+
+    def _see(self) -> None:
+        self._turns.see(Counter(_share_of(request).tenant for request in self._scheduler.running))
+
+    def _lacks_adapter(self, request: Any) -> bool:
+        number = _adapter_of(request)
+        if not number or number in self._adapters:
+            return number in self._ending
+        is_new = not any(_share_of(each).tenant == _share_of(request).tenant for each in self._scheduler.running)
+        return self._max_adapters - len(self._adapters) <= (0 if is_new else self._max_adapters // 4)
+
+    def _to_end(self) -> set[int]:
+        """Return as many running adapters as are needed; those that are ending already come first."""
+        num_free = self._max_adapters - len(self._adapters)
+        if not self._max_adapters or num_free > self._max_adapters // 4:
+            return set()
+        running, now = {_share_of(request).tenant for request in self._scheduler.running}, time.time()
+        needed = {
+            _adapter_of(request)
+            for request in self._turns
+            if (not num_free and _share_of(request).tenant not in running) or now - request.arrival_time > OWN_WAIT_S
+        } - {0, *self._adapters}  # fmt: skip
+        held = Counter(share.tenant for share in self._adapters.values())
+
+        def burden(number: int) -> tuple[bool, int, float]:
+            share = self._adapters[number]
+            return number in self._ending, held[share.tenant], self._turns.received(share)
+
+        return set(sorted(self._adapters, key=burden, reverse=True)[: len(needed)])
+
+
+def _adapter_of(request: Any) -> int:
+    """Return the engine's number of a request's adapter; 0 for the base."""
+    return int(request.lora_request.lora_int_id) if request.lora_request else 0
+
+
+def _share_of(request: Any) -> Any:
+    from ft_fair_turns import Share
+
+    asked = (request.sampling_params and request.sampling_params.extra_args) or {}
+    return Share(tenant=str(asked.get(OF_TENANT, "")), weight=max(1, int(asked.get(OF_WEIGHT, 1))))
 
 
 TRAINED_DAY = (2024, 7, 26)

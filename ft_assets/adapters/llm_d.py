@@ -19,7 +19,7 @@ from ft_assets.training.model_shapes import ModelShape
 COMPONENT = "adapter-pool"
 BASE, ADAPTERS = "/base-model", "/adapters"
 POOL_GROUP, REWRITE_GROUP = "inference.networking.k8s.io", "inference.networking.x-k8s.io"
-PLUGINS = "ft_adapter_index,ft_base_rows,ft_free_on_unload,ft_trained_prompts"
+PLUGINS = "ft_adapter_index,ft_base_rows,ft_free_on_unload,ft_trained_prompts,ft_fair_turns"
 """Only the plugins of ``deploy/vllm``: vLLM's own file resolver follows ``..`` in names."""
 MAX_WEIGHT = 1_000_000
 LONGEST_NAME = 52

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import json
+import random
 import shutil
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,16 +36,16 @@ ID = "adp-0123456789abcdef01234567"
 NAME = "ft:tiny:acme:support:0123456789ab"
 
 
-def _module() -> ModuleType:
-    path = Path(__file__).parents[2] / "deploy" / "vllm" / "ft_vllm_plugin.py"
-    spec = importlib.util.spec_from_file_location("ft_vllm_plugin", path)
+def _module(name: str) -> ModuleType:
+    path = Path(__file__).parents[2] / "deploy" / "vllm" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-plugin = _module()
+turns, plugin = _module("ft_fair_turns"), _module("ft_vllm_plugin")
 
 
 @pytest.fixture(scope="module")
@@ -248,3 +252,163 @@ def test_rows_without_an_adapter_get_nothing_from_any() -> None:
     assert np.abs(unrepaired[1].numpy()).max() > 0  # the fault is there to be repaired
     assert repaired[[1, 3]].abs().max() == 0
     assert torch.equal(repaired[[0, 2]], unrepaired[[0, 2]])
+
+
+class Scheduler:
+    """The part of vLLM's that its queue sees, with its loop over the waiting requests."""
+
+    def __init__(self, places: int, *, max_loras: int = 0) -> None:
+        self.max_num_active_reqs, self.running = places, list[Any]()
+        self.lora_config = SimpleNamespace(max_loras=max_loras) if max_loras else None
+        self.waiting = plugin.TenantQueue(self)
+
+    def schedule(self, *, skip: Callable[[Any], bool] = lambda _: False) -> list[str]:
+        """Admit what may join, except what cannot yet run; returns the names of those that joined."""
+        self.waiting.begin_step()
+        joined, skipped = [], list[Any]()
+        adapters = {r.lora_request.lora_int_id for r in self.running if r.lora_request}
+        while self.waiting and len(self.running) < self.max_num_active_reqs:
+            request = self.waiting.peek_request()
+            assert self.waiting.pop_request() is request
+            adapter = {request.lora_request.lora_int_id} if request.lora_request else set()
+            if skip(request) or (self.lora_config and len(adapters | adapter) > self.lora_config.max_loras):
+                skipped.insert(0, request)
+                continue
+            adapters |= adapter
+            self.running.append(request)
+            joined.append(request.request_id)
+        self.waiting.prepend_requests(skipped)
+        return joined
+
+    def step(self) -> list[str]:
+        """Admit, give each running request a token, and end those with 10; returns the names of the ended."""
+        self.schedule()
+        for request in self.running:
+            request.num_output_tokens += 1
+        ended = [r.request_id for r in self.running if r.num_output_tokens >= 10]
+        self.running = [r for r in self.running if r.request_id not in ended]
+        return ended
+
+
+def asks(name: str, tenant: str, *, weight: int = 1, prompt: int = 10, adapter: int = 0) -> Any:
+    extra = {"ft_tenant": tenant, "ft_weight": weight}
+    return SimpleNamespace(
+        request_id=name, num_prompt_tokens=prompt, num_output_tokens=0, sampling_params=SimpleNamespace(extra_args=extra),
+        lora_request=SimpleNamespace(lora_int_id=adapter) if adapter else None, arrival_time=time.time(),
+    )  # fmt: skip
+
+
+def flooded(places: int, *, by: str = "loud", count: int = 50) -> Scheduler:
+    made = Scheduler(places)
+    for number in range(count):
+        made.waiting.add_request(asks(f"{by}{number}", by))
+    return made
+
+
+def test_in_vllm_a_flood_leaves_a_quarter_of_the_places_to_tenants_with_none_running() -> None:
+    made = flooded(8)
+    assert made.schedule() == [f"loud{n}" for n in range(6)], "its own in the order in which they came"
+    assert not made.waiting and len(made.waiting) == 44
+    made.waiting.add_request(asks("quiet0", "quiet"))
+    made.waiting.add_request(asks("quiet1", "quiet"))
+    assert made.schedule() == ["quiet0"], "at once; its second one by turn"
+    for request in made.running[:6]:
+        request.num_output_tokens += 10
+    del made.running[0]
+    assert made.schedule() == [], "the last quarter is for tenants that have none"
+    del made.running[0]
+    assert made.schedule() == ["quiet1"]
+
+
+def test_in_vllm_tenants_that_always_wait_receive_tokens_by_weight() -> None:
+    rng, made, tokens, weights = random.Random(1), Scheduler(8), Counter[str](), {"a": 1, "b": 3}
+    ends = {"a": 0.02, "b": 0.2}  # long answers count for as many as they are
+    for step in range(5000):
+        for tenant, weight in weights.items():
+            while sum(r.sampling_params.extra_args["ft_tenant"] == tenant for r in made.waiting) < 8:
+                made.waiting.add_request(asks(f"{tenant}{step}-{len(made.waiting)}", tenant, weight=weight, prompt=1))
+        made.schedule()
+        for request in made.running:
+            request.num_output_tokens += 1
+            tokens[request.sampling_params.extra_args["ft_tenant"]] += 1
+        made.running = [r for r in made.running if rng.random() > ends[r.sampling_params.extra_args["ft_tenant"]]]
+    assert tokens["b"] / tokens.total() == pytest.approx(0.75, abs=0.05)
+
+
+def test_in_vllm_requests_that_cannot_run_yet_keep_their_places_and_owe_nothing() -> None:
+    made = flooded(8, count=3)
+    before = made.waiting._turns.received(turns.Share(tenant="loud"))
+    assert made.schedule(skip=lambda request: request.request_id in ("loud0", "loud1")) == ["loud2"]
+    assert made.waiting._turns.received(turns.Share(tenant="loud")) - before == 5.0, "half of the one prompt that joined"
+    assert [r.request_id for r in made.waiting] and made.schedule() == ["loud0", "loud1"]
+
+
+def test_in_vllm_a_preempted_request_comes_back_before_its_tenants_others_and_ended_ones_leave() -> None:
+    made = flooded(4, count=5)
+    assert made.schedule() == ["loud0", "loud1", "loud2"]
+    made.waiting.prepend_request(made.running.pop())
+    made.waiting.remove_requests([r for r in made.waiting if r.request_id == "loud3"])
+    assert len(made.waiting) == 2
+    del made.running[:]
+    assert made.schedule() == ["loud2", "loud4"] and not len(made.waiting)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"x-ft-tenant": "acme", "x-ft-weight": "4"}, {"ft_tenant": "acme", "ft_weight": 4}),
+        ({"x-ft-tenant": "acme", "x-ft-weight": "-4"}, {"ft_tenant": "acme", "ft_weight": 1}),
+        ({}, {"ft_tenant": "", "ft_weight": 1}),
+    ],
+)
+def test_in_vllm_the_headers_alone_say_whose_a_request_is(headers: dict[str, str], expected: dict[str, Any]) -> None:
+    seen = list[Any]()
+    answer = plugin.with_tenant(lambda serving, request, raw_request: seen.append((serving, request.vllm_xargs, raw_request)))
+    raw = SimpleNamespace(headers=headers)
+    answer("serving", SimpleNamespace(vllm_xargs={"ft_tenant": "someone-else", "ft_weight": 1000, "own": 1}), raw)
+    assert seen == [("serving", {"own": 1, **expected}, raw)]
+    answer("serving", SimpleNamespace(vllm_xargs=None))
+    assert seen[1] == ("serving", {"ft_tenant": "", "ft_weight": 1}, None)
+
+
+@pytest.mark.parametrize(("max_loras", "of_loud"), [(1, 1), (2, 2), (4, 3), (8, 6)])
+def test_in_vllm_a_tenant_with_many_adapters_does_not_keep_anothers_from_running(max_loras: int, of_loud: int) -> None:
+    made, ended, numbers = Scheduler(40, max_loras=max_loras), list[str](), itertools.count()
+
+    def flood() -> None:
+        while len(made.waiting) < 30:
+            number = next(numbers)
+            made.waiting.add_request(asks(f"loud{number}", "loud", adapter=1 + number % max_loras))
+
+    for _ in range(25):
+        flood()
+        made.step()
+        assert len({r.lora_request.lora_int_id for r in made.running}) <= of_loud, "the last quarter is left to others"
+    for tenant in ("quiet", "still"):
+        made.waiting.add_request(asks(tenant, tenant, adapter=100 + len(tenant)))
+    steps = 0
+    while not {"quiet", "still"} <= set(ended):
+        flood()
+        ended += made.step()
+        steps += 1
+        assert steps < 200, "the flood goes on for as long as it comes"
+    assert steps <= 10 * (4 if max_loras == 1 else 2) + 3, "an answer of the flood ends, then the other's runs"
+    assert any(name.startswith("loud") for name in ended[-30:]), "and the flood goes on"
+    before = len(made.waiting)
+    made.waiting.remove_requests(list(made.waiting)[:5])
+    assert len(made.waiting) == before - 5 == len(list(made.waiting))
+
+
+def test_in_vllm_requests_for_the_base_and_for_adapters_that_run_pass_one_whose_adapter_must_wait() -> None:
+    made = Scheduler(16, max_loras=1)
+    made.waiting.add_request(asks("first", "a", adapter=1))
+    assert made.schedule() == ["first"]
+    for name, adapter in (*((f"other{n}", 2) for n in range(30)), ("same", 1), ("base", 0)):
+        made.waiting.add_request(asks(name, "a", adapter=adapter))
+    assert made.schedule() == ["same", "base"] and len(made.waiting) == 30, "however many they are"
+    for request in made.waiting:
+        request.arrival_time -= plugin.OWN_WAIT_S + 1
+    made.waiting.add_request(asks("late", "a", adapter=1))
+    assert made.schedule() == [], "then it passes no more, and the running answers end"
+    made.running.clear()
+    assert made.schedule() == [f"other{n}" for n in range(12)]

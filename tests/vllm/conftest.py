@@ -39,7 +39,9 @@ def vllm_python() -> Path:
     found = subprocess.run([python, "-c", "import ft_vllm_plugin as p; print(p.__file__)"], capture_output=True, text=True, cwd="/")
     installed = Path(found.stdout.strip()) if found.returncode == 0 else None
     assert installed is not None, f"{python} has no plugin: install deploy/vllm there (`make vllm`)"
-    assert installed.read_bytes() == (ROOT / "deploy" / "vllm" / installed.name).read_bytes(), "its plugin is an old one: run `make vllm`"
+    for module in (ROOT / "deploy" / "vllm").glob("*.py"):
+        same = installed.with_name(module.name)
+        assert same.is_file() and same.read_bytes() == module.read_bytes(), f"its {module.name} is an old one: run `make vllm`"
     return python
 
 

@@ -23,7 +23,7 @@ from tests.support.servers.inference_server import free_port
 SERVED, MAX_LORAS, MAX_RANK, MAX_CPU_LORAS = "tiny", 4, 16, 8
 HEAD_DIM = 64
 """vLLM's CPU attention has no kernel for the tiny model's heads of 16."""
-PLUGINS = "ft_adapter_index,ft_base_rows,ft_free_on_unload,ft_trained_prompts"
+PLUGINS = "ft_adapter_index,ft_base_rows,ft_free_on_unload,ft_trained_prompts,ft_fair_turns"
 START_S = 480.0
 """30 to 40 s on a quiet machine, minutes on a busy one."""
 

@@ -11,6 +11,8 @@
 
 Tokens of a prompt count half as much as those of an answer. The counter is that of "Fairness in Serving Large Language Models"
 (https://arxiv.org/abs/2401.00588).
+
+It imports nothing of the platform: the plugin for vLLM (``deploy/vllm``) has the same file as ``ft_fair_turns``.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class FairTurns(Generic[T]):
         self._items: dict[int, tuple[T, Share, int]] = {}
         self._running: Counter[str] = Counter()
         self._beside: Counter[str] = Counter()
-        self._next = 0
+        self._next = self._first = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -80,6 +82,15 @@ class FairTurns(Generic[T]):
         self._items[self._next] = (item, share, num_tokens)
         self._next += 1
 
+    def put_back(self, item: T, share: Share, *, num_tokens: int, joined: bool = True) -> None:
+        """Queue a request before its tenant's others; if it had joined, what its prompt cost is given back."""
+        self._first -= 1
+        self._tenants.setdefault(share.tenant, _Tenant()).waiting.appendleft(self._first)
+        self._items[self._first] = (item, share, num_tokens)
+        if joined:
+            self._running[share.tenant] = max(0, self._running[share.tenant] - 1)
+            self.charge(share, -num_tokens * PROMPT_TOKEN)
+
     def begin(self, share: Share) -> None:
         """Count work of a tenant that takes no slot, such as scoring a prompt; :meth:`end` ends it."""
         self._arrive(share.tenant)
@@ -91,24 +102,34 @@ class FairTurns(Generic[T]):
 
     def take(self, running: Counter[str], *, newcomers_only: bool = False) -> list[T]:
         """Return the requests that join now, beside those that are `running`, by tenant; or only those of tenants with none."""
-        self._running = running
+        self.see(running)
         taken: list[T] = []
         tokens, is_busy, newcomers = 0, bool(running), False
         while (name := self._turn()) is not None:
             if self._running[name] and (newcomers_only or (is_busy and newcomers)):
                 break
             newcomers = newcomers or not self._running[name]
-            number = self._tenants[name].waiting[0]
-            item, share, num_tokens = self._items[number]
-            tokens += num_tokens
+            tokens += self._items[self._tenants[name].waiting[0]][2]
             if taken and tokens > self._max_join_tokens:
                 break
-            self._tenants[name].waiting.popleft()
-            del self._items[number]
-            self._running[name] += 1
-            self.charge(share, num_tokens * PROMPT_TOKEN)
-            taken.append(item)
+            taken.append(self._join(name))
         return taken
+
+    def see(self, running: Counter[str]) -> None:
+        """Note how many requests of each tenant run."""
+        self._running = running
+
+    def peek(self) -> T | None:
+        """Return the request that joins next beside the running ones; None if none may."""
+        name = self._turn()
+        return None if name is None else self._items[self._tenants[name].waiting[0]][0]
+
+    def pop(self, *, joins: bool = True) -> T:
+        """Return the request that :meth:`peek` returned, which joins or is only taken out; ``IndexError`` if none may join."""
+        name = self._turn()
+        if name is None:
+            raise IndexError("no request may join")
+        return self._join(name) if joins else self._items.pop(self._tenants[name].waiting.popleft())[0]
 
     def charge(self, share: Share, num_tokens: float = 1.0) -> None:
         """Count tokens that a tenant received."""
@@ -123,6 +144,12 @@ class FairTurns(Generic[T]):
         for number in [number for number, (item, _, _) in self._items.items() if is_gone(item)]:
             _, share, _ = self._items.pop(number)
             self._tenants[share.tenant].waiting.remove(number)
+
+    def _join(self, name: str) -> T:
+        item, share, num_tokens = self._items.pop(self._tenants[name].waiting.popleft())
+        self._running[name] += 1
+        self.charge(share, num_tokens * PROMPT_TOKEN)
+        return item
 
     def _turn(self) -> str | None:
         if not self._items:  # the usual case, at each step

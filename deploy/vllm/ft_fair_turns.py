@@ -1,0 +1,1 @@
+../../resources/inference/engine/fair_turns.py
