@@ -140,6 +140,6 @@ def _through(job: Job, step: int) -> list[dict[str, Any]]:
 
 
 def _weights(job: Job, step: int) -> dict[str, str]:
-    """Digest of each file of weights and optimizer."""
-    files = [*(job.checkpoint(step)).glob("*.safetensors"), job.checkpoint(step) / "optimizer.pt"]
+    """Digest of each file of weights and of the optimizer."""
+    files = sorted(job.checkpoint(step).glob("*.safetensors"))
     return {file.name: sha256_of(file) for file in files}

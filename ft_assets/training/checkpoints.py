@@ -38,7 +38,7 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 STATE = "trainer_state.json"
 """Position in the run: every checkpoint has it, whatever the strategy, and no finished model does."""
-RESUMABLE = ("*model*.safetensors", "optimizer.pt", "schedule.pt", STATE)
+RESUMABLE = ("*model*.safetensors", "optimizer.*", "schedule.*", STATE)
 """Patterns that must each match a part where rank 0 holds the whole state: weights, optimizer, schedule, position in the run."""
 ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
 """Parts of a finished LoRA adapter."""
@@ -96,11 +96,11 @@ class Manifest:
 def checkpoint_parts(spec: TrainingSpec) -> tuple[str, ...]:
     """Returns patterns that must each match a part to resume under the strategy of `spec`, including the position in the run."""
     if spec.adapter != "full":
-        return ("adapter_model.safetensors", "optimizer.pt", "schedule.pt", STATE)
+        return ("adapter_model.safetensors", "optimizer.*", "schedule.*", STATE)
     if spec.strategy == "fsdp2":
-        return ("distributed/.metadata", "distributed/*.distcp", "schedule.pt", STATE)
+        return ("distributed/.metadata", "distributed/*.distcp", "schedule.*", STATE)
     if spec.strategy.startswith("zero"):
-        return ("zero/*optim_states.pt", "zero/*model_states.pt", "schedule.pt", STATE)
+        return ("zero/*optim_states.pt", "zero/*model_states.pt", "schedule.*", STATE)
     return RESUMABLE
 
 

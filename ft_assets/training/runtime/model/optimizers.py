@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 
 from ft_assets.training import schedules
-from ft_assets.training.runtime.model import decoder
+from ft_assets.training.runtime.model import decoder, state_files
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import Optimization
 
@@ -97,8 +97,8 @@ def settings(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def load_settings(optimizer: Any, directory: Path) -> dict[str, dict[str, Any]]:
-    """Restores the settings of the optimizer's groups from ``optimizer.pt`` and returns the state in it, by parameter."""
-    saved = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)
+    """Restores the settings of the optimizer's groups from its file and returns the state in it, by parameter."""
+    saved = state_files.read_optimizer(directory)
     for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
         group.update(values)
     state: dict[str, dict[str, Any]] = saved["state"]

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ft_assets.training.runtime.model import decoder, optimizers, sharded_weights
+from ft_assets.training.runtime.model import decoder, optimizers, sharded_weights, state_files
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
 from ft_assets.training.runtime.parallel import COLLECTIVE_TIMEOUT
@@ -106,7 +106,7 @@ class Fsdp2:
         if not isinstance(self.model, PeftModel):
             weights, optimizer = get_state_dict(self.model, self.optimizer)
             state_dict_saver.save({"model": weights, "optimizer": optimizer}, checkpoint_id=directory / DISTRIBUTED)
-            return lambda: torch.save({"schedule": schedule}, directory / "schedule.pt") if self.rank == 0 else None
+            return lambda: state_files.write_schedule(directory, {"schedule": schedule}) if self.rank == 0 else None
         adapter = self._whole_adapter(base_model)
         state = optimizers.state_by_name(self.optimizer, self.model, _whole)
         settings = optimizers.settings(self.optimizer)  # read now: the rate changes while the rest is written
@@ -114,13 +114,13 @@ class Fsdp2:
         def write() -> None:
             if self.rank == 0:
                 adapter.write(directory)
-                torch.save({"state": state, "groups": settings}, directory / "optimizer.pt")
-                torch.save({"schedule": schedule}, directory / "schedule.pt")
+                state_files.write_optimizer(directory, {"state": state, "groups": settings})
+                state_files.write_schedule(directory, {"schedule": schedule})
 
         return write
 
     def load(self, directory: Path) -> None:
-        self.schedule.load_state_dict(torch.load(directory / "schedule.pt", weights_only=True)["schedule"])
+        self.schedule.load_state_dict(state_files.read_schedule(directory)["schedule"])
         if not isinstance(self.model, PeftModel):
             weights, optimizer = get_state_dict(self.model, self.optimizer)
             state: Any = {"model": weights, "optimizer": optimizer}

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ft_assets.training.runtime.model import optimizers
+from ft_assets.training.runtime.model import optimizers, state_files
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import WeightsCopy, load_weights
 from ft_assets.training.runtime.parallel import COLLECTIVE_TIMEOUT
@@ -90,8 +90,8 @@ class Replicated:
 
         def write() -> None:
             weights.write(directory)
-            torch.save(optimizer, directory / "optimizer.pt")
-            torch.save({"schedule": schedule, "scaler": scaler}, directory / "schedule.pt")
+            state_files.write_optimizer(directory, optimizer)
+            state_files.write_schedule(directory, {"schedule": schedule, "scaler": scaler})
 
         return write
 
@@ -99,7 +99,7 @@ class Replicated:
         load_weights(self._bare, directory)
         saved = optimizers.load_settings(self.optimizer, directory)
         optimizers.restore_state(self.optimizer, self._bare, saved, lambda tensor, p: tensor.to(p.device))
-        state = torch.load(directory / "schedule.pt", weights_only=True)
+        state = state_files.read_schedule(directory)
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state.get("scaler", {}) if self.scaler.is_enabled() else {})
         set_rates(self.optimizer, self.schedule)

@@ -24,7 +24,7 @@ from torch.utils import cpp_extension
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from ft_assets.training.checkpoints import read_manifest
-from ft_assets.training.runtime.model import decoder, optimizers
+from ft_assets.training.runtime.model import decoder, optimizers, state_files
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.sharded_weights import load_shards
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
@@ -107,7 +107,7 @@ class Zero:
         schedule = copied(self.schedule.state_dict())
         if not isinstance(self._bare, PeftModel):
             self.model.save_checkpoint(str(directory), tag=TAG, save_latest=False)
-            return lambda: torch.save({"schedule": schedule}, directory / "schedule.pt") if self.rank == 0 else None
+            return lambda: state_files.write_schedule(directory, {"schedule": schedule}) if self.rank == 0 else None
         adapter = WeightsCopy.of_adapter(self._whole_adapter(), self._bare, base_model=base_model)
         self._link_state()
         names = optimizers.trained_names(self._bare)
@@ -118,13 +118,13 @@ class Zero:
             if self.rank == 0:
                 adapter.write(directory)
                 body = {name: {"step": torch.tensor(float(steps)), **values} for name, values in state.items()}
-                torch.save({"state": body, "groups": settings}, directory / "optimizer.pt")
-                torch.save({"schedule": schedule}, directory / "schedule.pt")
+                state_files.write_optimizer(directory, {"state": body, "groups": settings})
+                state_files.write_schedule(directory, {"schedule": schedule})
 
         return write
 
     def load(self, directory: Path) -> None:
-        self.schedule.load_state_dict(torch.load(directory / "schedule.pt", weights_only=True)["schedule"])
+        self.schedule.load_state_dict(state_files.read_schedule(directory)["schedule"])
         if not isinstance(self._bare, PeftModel):
             wrote = read_manifest(directory).world_size
             if wrote != self.world_size:

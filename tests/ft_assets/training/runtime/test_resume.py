@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ft_assets.training.checkpoints import ADAPTER, committed, read_manifest, step_name, verify
+from ft_assets.training.runtime.model.state_files import OPTIMIZER, SCHEDULE
 from tests.ft_assets.training.attempts import SPEC, Job, job
 
 EPOCHS = 8
@@ -82,8 +83,8 @@ def test_kill_9_and_a_torn_newest_checkpoint_cost_only_the_steps_since_the_one_b
         for draft in (killed.work / "checkpoints").glob(".tmp-*"):
             shutil.rmtree(draft)  # one that is whole but for its name would be gone on with
         *_, before, older, newest = committed(killed.work / "checkpoints")
-        (newest / "optimizer.pt").write_bytes((newest / "optimizer.pt").read_bytes()[:1000])
-        (older / "schedule.pt").unlink()
+        (newest / OPTIMIZER).write_bytes((newest / OPTIMIZER).read_bytes()[:1000])
+        (older / SCHEDULE).unlink()
 
         assert killed.train(fresh=True) == 0, killed.log()  # in an interpreter with another hash seed, as it would be
         assert killed.exit()["detail"]["resumed_from"] == before.name
