@@ -19,6 +19,7 @@ from control_plane.capacity.configured_pools import named
 from control_plane.jobs.tables import Job, job_events, jobs
 from control_plane.jobs.transitions import locked, record, transition
 from control_plane.platform.context import Platform
+from control_plane.platform.epoch_time import span_words
 from control_plane.platform.job_events import RELEASED, Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
@@ -249,7 +250,7 @@ def tell_when(platform: Platform, held: Claim) -> None:
 
 def _forecast(start: float, now: float) -> Event:
     wait_s = max(0.0, start - now)
-    soon = "at once" if wait_s < 60 else f"in about {wait_s / 60:.0f} min" if wait_s < 7200 else f"in about {wait_s / 3600:.0f} h"
+    soon = "at once" if wait_s < 60 else f"in about {span_words(wait_s)}"
     at = datetime.fromtimestamp(start, tz=UTC)
     message = f"It is expected to resume {soon} ({at:%Y-%m-%d %H:%M} UTC) and keeps its place in the queue."
     return Event(code="preemption_forecast", message=message, data={"expected_start": int(start)})

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from control_plane.console.documents.report_page import report_page
@@ -17,7 +17,6 @@ from control_plane.http import forms, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
 from control_plane.platform.pagination import Page
-from control_plane.platform.transfer import zipped
 from ft_assets.storable_text import check_storable
 
 datasets_router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
@@ -136,13 +135,14 @@ def list_suites(platform: PlatformDep, tenant: Reader) -> Page[Suite]:
     return Page(items=suites.list_suites(platform, tenant), has_more=False)
 
 
-@suites_router.get("/index", summary="Download the index of contamination lists", response_class=StreamingResponse)
-def index(platform: PlatformDep, tenant: Reader) -> StreamingResponse:
+@suites_router.get("/index", summary="Download the index of contamination lists", response_class=FileResponse)
+def index(platform: PlatformDep, tenant: Reader) -> FileResponse:
     """Download the hashes that your files are compared with, as a ZIP archive, to check a file before you upload it.
 
-    `ft check` does so. The hashes are of 13 words each and contain no text. The first call after a list was added or removed builds them.
+    `ft check` does so. The hashes are of 13 words each and contain no text. The first call after a list was added or removed builds them;
+    until it returns, others are refused with 503 (`index_being_built`).
     """
-    return StreamingResponse(zipped(suites.index_files(platform, tenant)), media_type="application/zip")
+    return FileResponse(suites.index_archive(platform, tenant), media_type="application/zip")
 
 
 @suites_router.delete("/{name}", summary="Remove a contamination list")

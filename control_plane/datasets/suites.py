@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import threading
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,17 +26,18 @@ from control_plane.datasets import orphaned_objects
 from control_plane.datasets.tables import Dataset, Suite, datasets, eval_suites
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many, one
+from control_plane.platform.transfer import archive, download, upload
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
 from control_plane.tenants.service import find_tenant, refuse_while_deleted
 from ft_assets import layout
 from ft_assets.datasets.checks.contamination.benchmarks import field_of, field_text
 from ft_assets.datasets.checks.contamination.contaminated_rows import contamination
-from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index, shipped_suites
+from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index, shipped_place, shipped_suites
 from ft_assets.datasets.readers.row_stream import open_rows
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.durable_files import mark_used, remove_unused, sha256_of
-from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
+from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
 
 MAX_FILE_BYTES = 256 << 20
 """Size limit of one suite's file: MMLU's test split, the largest of the usual ones, has 7 MB."""
@@ -218,15 +220,51 @@ def index_directory(platform: Platform, tenant: str) -> Path:
         return _index(platform, tenant)
 
 
-def index_files(platform: Platform, tenant: str) -> Sequence[Path]:
-    """Return the files of that index, with which a client compares rows by itself: hashes, without any text."""
-    return [path for path in sorted(index_directory(platform, tenant).iterdir()) if path.suffix in (".json", ".npy")]
+def index_archive(platform: Platform, tenant: str) -> Path:
+    """Return a ZIP archive of that index, with which a client compares rows by itself: hashes, without any text.
+
+    It is made once for a set of suites. Calls while it is made are refused at once (``Unavailable``, code ``index_being_built``): waiting
+    is up to the client, and costs no thread.
+    """
+    made = _archive_of(_index_place(platform, tenant, list_suites(platform, tenant)))
+    if made.exists():
+        mark_used(made)
+        return made
+    with _one_at_a_time(made.parent):
+        directory = index_directory(platform, tenant)
+        files = [path for path in sorted(directory.iterdir()) if path.suffix in (".json", ".npy")]
+        return archive(files, _archive_of(directory))
+
+
+def _archive_of(index: Path) -> Path:
+    return index.with_name(f"{index.name}.zip")
+
+
+MAX_BUILDS = 2
+"""Indexes that the API builds at once for downloads, in each process: each takes a thread for up to :data:`INDEX_WALL_S`, and a child."""
+_building: set[Path] = set()
+_building_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _one_at_a_time(owner: Path) -> Iterator[None]:
+    """Hold the only build of an owner's indexes, or refuse at once."""
+    with _building_lock:
+        if owner in _building or len(_building) >= MAX_BUILDS:
+            message = "the index of your contamination lists is being built, or those of others are; send this call again in some seconds"
+            raise Unavailable(message, code="index_being_built")
+        _building.add(owner)
+    try:
+        yield
+    finally:
+        with _building_lock:
+            _building.discard(owner)
 
 
 def is_indexed(platform: Platform, tenant: str) -> bool:
     """Whether :func:`index_directory` has nothing to build or fetch."""
     rows = list_suites(platform, tenant)
-    return _all_shipped(rows) or (_place(platform, tenant, _digest(rows)) / DONE).exists()
+    return _all_shipped(rows) or (_index_place(platform, tenant, rows) / DONE).exists()
 
 
 def _all_shipped(found: Sequence[Suite]) -> bool:
@@ -235,18 +273,15 @@ def _all_shipped(found: Sequence[Suite]) -> bool:
 
 
 def _index(platform: Platform, tenant: str) -> Path:
-    from control_plane.platform.transfer import download, upload  # imported late: it imports this module
-
     rows = list_suites(platform, tenant)
+    target = _index_place(platform, tenant, rows)
     if _all_shipped(rows):
-        return shipped_index(platform.settings.work_dir / "shipped_suites")
-    digest = _digest(rows)
-    target = _place(platform, tenant, digest)
+        return shipped_index(target.parent)
     if (target / DONE).exists():
         mark_used(target)
         return target
     remove_unused(target.parents[1])
-    prefix = layout.suite_index_prefix(tenant, digest)
+    prefix = layout.suite_index_prefix(tenant, target.name)
     if platform.objects.exists(f"{prefix}/{DONE}"):
         download(platform.objects, prefix, target, last=DONE)
     else:
@@ -255,8 +290,10 @@ def _index(platform: Platform, tenant: str) -> Path:
     return target
 
 
-def _place(platform: Platform, tenant: str, digest: str) -> Path:
-    return platform.settings.work_dir / "suite_indexes" / layout.checked_id(tenant) / digest
+def _index_place(platform: Platform, tenant: str, found: Sequence[Suite]) -> Path:
+    if _all_shipped(found):
+        return shipped_place(platform.settings.work_dir / "shipped_suites")
+    return platform.settings.work_dir / "suite_indexes" / layout.checked_id(tenant) / _digest(found)
 
 
 def _build(platform: Platform, tenant: str, found: Sequence[Suite], target: Path) -> None:

@@ -17,9 +17,10 @@ from control_plane.platform.job_states import JobState
 from control_plane.serving import node_files
 from ft_assets.adapters import promotion_rules
 from ft_assets.adapters.package import Refusal
+from ft_assets.adapters.promotion_rules import Releasability
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, InvalidRequest
+from ft_assets.errors import Conflict, InvalidRequest, NotFound
 from ft_assets.storable_text import printable
 
 
@@ -52,6 +53,17 @@ def release(platform: Platform, tenant: str, reference: str, *, by: str, reason:
     if has_failed:
         results.store(platform, tenant, job.id)
     return get_adapter(platform, tenant, current.id) if needs_approval else _served(platform, job, current)
+
+
+def releasability(platform: Platform, record: AdapterRecord) -> Releasability:
+    """Return who may release a quarantined adapter, by its verdict and the operator's policy. Its files are read by the release alone."""
+    try:
+        findings = promotions.quarantining_verdict(platform, record).findings
+    except NotFound:
+        return Releasability(
+            by=None, obstacles=[Refusal(code="gate_failed", detail="the report of its evaluation was deleted; train again")]
+        )
+    return promotion_rules.releasability(record, findings, (), policy=platform.settings.release_policy)
 
 
 def _reason(reason: str) -> str:

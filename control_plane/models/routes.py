@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse
 from fastapi.routing import APIRoute
 
 from control_plane.adapters import lineage, promotions
@@ -18,7 +18,6 @@ from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.models import schemas
 from control_plane.models import service as models
 from control_plane.platform.pagination import Page
-from control_plane.platform.transfer import zipped
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -54,11 +53,11 @@ def trace(platform: PlatformDep, tenant: Reader, model: parameters.ModelName, ve
     return lineage.of_model(platform, tenant, model, verify=verify)
 
 
-@router.get("/{model:path}/tokenizer", summary="Download a tokenizer", response_class=StreamingResponse)
-def tokenizer(platform: PlatformDep, tenant: Reader, model: parameters.ModelName) -> StreamingResponse:
+@router.get("/{model:path}/tokenizer", summary="Download a tokenizer", response_class=FileResponse)
+def tokenizer(platform: PlatformDep, tenant: Reader, model: parameters.ModelName) -> FileResponse:
     """Download the tokenizer and the chat template of a base model as a ZIP archive, to check and preview files before you upload them."""
     del tenant  # of every tenant alike
-    return StreamingResponse(zipped(models.tokenizer_files(platform, model)), media_type="application/zip")
+    return FileResponse(models.tokenizer_archive(platform, model), media_type="application/zip")
 
 
 @router.get("/{model:path}", summary="Retrieve a model", response_model=schemas.Model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -15,9 +16,11 @@ from control_plane.adapters.service import find
 from control_plane.adapters.tables import adapters
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
+from control_plane.platform.transfer import archive
 from control_plane.serving import model_routes
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord
 from ft_assets.base_models import TOKENIZER_FILES
+from ft_assets.durable_files import remove_unused
 from ft_assets.errors import FtError, InvalidRequest, NotFound, Unavailable
 
 BASE, ROUTE = "base_model", "model_route"
@@ -93,13 +96,21 @@ def get(platform: Platform, tenant: str, model: str) -> Model:
     return _adapter_model(record)
 
 
-def tokenizer_files(platform: Platform, model: str) -> Sequence[Path]:
-    """Return the files of a base model's tokenizer and chat template, with which a client checks and previews rows by itself."""
+def tokenizer_archive(platform: Platform, model: str) -> Path:
+    """Return a ZIP archive of a base model's tokenizer and chat template, with which a client checks and previews rows by itself.
+
+    It is made once, and again if the files change.
+    """
     base = platform.models.get(model)
     found = [path for name in TOKENIZER_FILES if base.directory is not None and (path := base.directory / name).is_file()]
     if not found:
         raise Unavailable(f"base model {model} has no files on this platform", code="base_model_unavailable")
-    return found
+    seen = [(str(path), (found_at := path.stat()).st_size, found_at.st_mtime_ns) for path in found]
+    cache = platform.settings.work_dir / "tokenizers"
+    target = cache / hashlib.sha256(model.encode()).hexdigest() / f"{hashlib.sha256(repr(seen).encode()).hexdigest()}.zip"
+    if not target.exists():
+        remove_unused(cache)
+    return archive(found, target)
 
 
 def _base_model(platform: Platform, name: str) -> Model:

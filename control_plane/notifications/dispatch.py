@@ -24,7 +24,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from control_plane.jobs.tables import jobs
-from control_plane.notifications import emails, signatures
+from control_plane.notifications import emails, signatures, sweep_mail
 from control_plane.notifications import outbox as box
 from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, EVENT_TYPES, TRIED_BEFORE_DISABLED, next_attempt
 from control_plane.notifications.signatures import opened
@@ -174,11 +174,16 @@ def _mail(platform: Platform, attempt: Attempt) -> Outcome:
         member = conn.execute(
             sa.select(members.c.email, members.c.removed_at, members.c.notify).where(members.c.id == attempt.target)
         ).one()
+        sweep = sweep_mail.sweep_ended_by(conn, attempt.type, attempt.subject, attempt.happened_at)
     if member.removed_at is not None or not member.notify:
         return Outcome(delivered=False, error="the member was removed, or wants no e-mail", final=True)
     if platform.mailer is None:
         return Outcome(delivered=False, error="this process sends no e-mail")
-    mail = emails.compose(attempt.type, EVENT_TYPES[attempt.type], attempt.data, tenant=attempt.tenant_id, url=platform.settings.public_url)
+    addressed = {"tenant": attempt.tenant_id, "url": platform.settings.public_url}
+    if sweep is not None:
+        mail = emails.write(emails.SWEEP_ENDED, "every trial of the sweep has ended", sweep.to_dict(), **addressed)
+    else:
+        mail = emails.compose(attempt.type, EVENT_TYPES[attempt.type], attempt.data, **addressed)
     try:
         platform.mailer.send(to=member.email, subject=mail.subject, text=mail.text, message_id=attempt.id)
     except Unavailable as e:

@@ -38,7 +38,8 @@ LETTERS: Mapping[str, Letter] = {
     "adapter.quarantined": Letter(
         subject="Model {id} is trained, not approved",
         next_step="It is kept and not served. `ft eval {job_id}` shows which rule it failed, with the number, and what to change. If it is "
-        "good enough and kept to the safety rule, an admin may serve it: `ft adapters release {id} --reason ...`.\n{url}/v1/adapters/{id}",
+        "good enough, an admin may serve it: `ft adapters release {id} --reason ...`. After a failed safety rule, or if operators keep "
+        "releases to themselves, only an operator may.\n{url}/v1/adapters/{id}",
     ),
     "adapter.approval_pending": Letter(
         subject="Adapter {id} waits for approval",
@@ -72,6 +73,12 @@ LETTERS: Mapping[str, Letter] = {
     ),
 }
 """By type of event; other types are not mailed."""
+SWEEP_ENDED = Letter(
+    subject="Sweep {id} has ended",
+    next_step="`ft sweep show {id}` lists its trials with their scores, and `ft sweep best {id}` names the best one. Those that are not "
+    "approved did not pass their gate.\n{url}/v1/fine_tuning/sweeps/{id}",
+)
+"""In place of those of its trials."""
 
 
 def is_mailed(kind: str, data: Mapping[str, Any]) -> bool:
@@ -81,7 +88,12 @@ def is_mailed(kind: str, data: Mapping[str, Any]) -> bool:
 
 def compose(kind: str, what: str, data: Mapping[str, Any], *, tenant: str, url: str) -> Mail:
     """Return the e-mail for an event of `kind`, which means `what`."""
-    letter, id_ = LETTERS[kind], str(data["id"])
+    return write(LETTERS[kind], what, data, tenant=tenant, url=url)
+
+
+def write(letter: Letter, what: str, data: Mapping[str, Any], *, tenant: str, url: str) -> Mail:
+    """Return the e-mail of `letter` about the object of `data`."""
+    id_ = str(data["id"])
     next_step = letter.next_step.format(id=id_, url=url, job_id=data.get("job_id", "JOB"))
     facts = "".join(f"  {name}: {value}\n" for name, value in sorted(data.items()) if isinstance(value, str | int | float))
     text = (

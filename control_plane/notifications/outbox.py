@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
+from control_plane.notifications import sweep_mail
 from control_plane.notifications.emails import LETTERS, is_mailed
 from control_plane.notifications.rules import EVENT_TYPES, EVERY_TYPE, KEPT_FOR
 from control_plane.notifications.tables import deliveries, outbox, webhook_endpoints
@@ -65,7 +66,7 @@ def fan_out(platform: Platform) -> int:
     """Create the deliveries of events without any, and the tasks that send them; returns the number of events.
 
     1. One for each endpoint subscribed to the type. For a disabled endpoint it is dead from the start, and can be replayed.
-    2. One for each member with e-mail enabled, if the type is mailed to their role.
+    2. One for each member with e-mail enabled, if the type is mailed to their role. Trials of a sweep are mailed once, as its end.
     3. In order of writing: no event of a subject gets its deliveries before an earlier one.
     """
     done = 0
@@ -84,7 +85,9 @@ def _fan_out_batch(platform: Platform) -> int:
         seqs = [e.seq for e in events]
         send(conn, _to_endpoints(conn, seqs, now))
         if platform.mailer is not None:
-            send(conn, _to_members(conn, [e.seq for e in events if is_mailed(e.type, e.data)], now), queue=MAIL)
+            of_trials = sweep_mail.trial_events(conn, seqs)
+            mailed = {e.seq for e in events if is_mailed(e.type, e.data)} - {event.seq for event in of_trials}
+            send(conn, _to_members(conn, mailed | sweep_mail.last_ends(conn, of_trials, seqs), now), queue=MAIL)
         conn.execute(sa.update(outbox).where(outbox.c.seq.in_(seqs)).values(fanned_out_at=now))
     return len(seqs)
 
@@ -109,7 +112,7 @@ def _to_endpoints(conn: Connection, seqs: Sequence[int], now: datetime) -> set[s
     return _insert(conn, sa.select(*_columns(WEBHOOK, w.id, state, error, now)).select_from(joined).where(outbox.c.seq.in_(seqs)))
 
 
-def _to_members(conn: Connection, seqs: Sequence[int], now: datetime) -> set[str]:
+def _to_members(conn: Connection, seqs: Collection[int], now: datetime) -> set[str]:
     m = members.c
     of_role = sa.or_(*((outbox.c.type == kind) & m.role.in_(letter.to) for kind, letter in LETTERS.items()))
     joined = outbox.join(members, (m.tenant_id == outbox.c.tenant_id) & m.removed_at.is_(None) & m.notify & of_role)

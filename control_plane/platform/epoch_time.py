@@ -15,8 +15,10 @@ def epoch_seconds(time: datetime | None) -> int | None:
 
 
 def span_words(seconds: float) -> str:
-    """Format a duration: ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
-    minutes = max(1, round(seconds / 60))
+    """Format a duration: ``12 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    if (whole := max(0, round(seconds))) < 60:
+        return f"{whole} s"
+    minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
     hours, rest = divmod(minutes, 60)

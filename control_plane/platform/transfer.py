@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import uuid
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from control_plane.platform.protocols import ObjectStore
+from ft_assets.durable_files import mark_used
 
 CHUNK_BYTES = 1 << 20
 
@@ -32,16 +34,20 @@ class Outgoing(io.RawIOBase):
         return taken
 
 
-def zipped(files: Sequence[Path]) -> Iterator[bytes]:
-    """Yield a ZIP archive of `files` by their names, built while it is sent."""
-    sent = Outgoing()
-    with zipfile.ZipFile(sent, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for path in files:
-            with path.open("rb") as stream, archive.open(path.name, "w", force_zip64=True) as member:
-                while chunk := stream.read(CHUNK_BYTES):
-                    member.write(chunk)
-                    yield sent.take()
-    yield sent.take()
+def archive(files: Sequence[Path], target: Path) -> Path:
+    """Return `target`, a ZIP archive of `files` by their names, written only if it is missing. Concurrent calls write the same."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False) as made:
+                for path in files:
+                    made.write(path, path.name)
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+    mark_used(target)
+    return target
 
 
 def download(objects: ObjectStore, prefix: str, target: Path, *, last: str | None = None) -> None:

@@ -109,11 +109,10 @@ def _move(job: sa.Row[Any], start: scheduler.Start, now: datetime) -> Move:
     else:
         why = "they were reserved for it" if job.promise else "it is the first job in the queue that they fit"
     held = f"{start.num_gpus} GPU{'s' if start.num_gpus > 1 else ''} of pool {start.pool}"
-    span = f"{waited:.0f} s" if waited < 60 else span_words(waited)
     return Move(
         job_id=job.id,
         target=JobState.PROVISIONING,
-        message=f"Attempt {attempt} holds {held} after {span} in the queue: {why}.",
+        message=f"Attempt {attempt} holds {held} after {span_words(waited)} in the queue: {why}.",
         data={"attempt": attempt, "pool": start.pool, "num_gpus": start.num_gpus, "backfill": start.backfill, "waited_s": round(waited, 3)},
         columns={"attempt": attempt, "train_runs": 0, "stop_requested": None},
     )

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from typing import Literal
 
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, AdapterRecord
@@ -114,13 +115,34 @@ def release_refusals(
     return [*_of_verdict([f for f in findings if not f.passed], policy=policy, by_operator=by_operator), *files]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Releasability:
+    """Who may release an adapter that did not pass its gate."""
+
+    by: Literal["tenant", "operator"] | None
+    """``tenant``: its admins and operators; None: it cannot be released."""
+    obstacles: Sequence[Refusal] = ()
+    """Why its tenant may not, or why not even an operator may."""
+
+
+def releasability(record: AdapterRecord, findings: Sequence[Finding], files: Sequence[Refusal], *, policy: str) -> Releasability:
+    """Returns who may release `record`, by :func:`release_refusals`."""
+    if not (of_tenant := release_refusals(record, findings, files, policy=policy, by_operator=False)):
+        return Releasability(by="tenant")
+    if not (of_operator := release_refusals(record, findings, files, policy=policy, by_operator=True)):
+        return Releasability(by="operator", obstacles=of_tenant)
+    return Releasability(by=None, obstacles=of_operator)
+
+
 def release_step(record: AdapterRecord, findings: Sequence[Finding], files: Sequence[Refusal], *, policy: str) -> str:
-    """Returns who can release `record`, with the command, by :func:`release_refusals`."""
-    if not release_refusals(record, findings, files, policy=policy, by_operator=False):
-        return f"an admin of the tenant can release it: `ft adapters release {record.id} --reason ...`"
-    if not release_refusals(record, findings, files, policy=policy, by_operator=True):
-        return f"an operator can release it: `ft admin adapters release {record.tenant_id} {record.id} --reason ...`"
-    return "it cannot be released; train again"
+    """Returns who can release `record`, with the command."""
+    match releasability(record, findings, files, policy=policy).by:
+        case "tenant":
+            return f"an admin of the tenant can release it: `ft adapters release {record.id} --reason ...`"
+        case "operator":
+            return f"an operator can release it: `ft admin adapters release {record.tenant_id} {record.id} --reason ...`"
+        case _:
+            return "it cannot be released; train again"
 
 
 def _of_verdict(failed: Sequence[Finding], *, policy: str, by_operator: bool) -> Iterator[Refusal]:

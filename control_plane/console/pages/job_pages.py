@@ -20,7 +20,7 @@ from control_plane.console.pages.job_timeline import timeline
 from control_plane.console.pages.page import Page, PageDep, PageRoute, see
 from control_plane.datasets import previews
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.evaluations import next_run, reports
+from control_plane.evaluations import next_run, releases, reports
 from control_plane.evaluations import schemas as evaluation_schemas
 from control_plane.http.authentication import Writer
 from control_plane.jobs import responses, results
@@ -30,6 +30,8 @@ from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.tables import Job
 from control_plane.platform.job_states import FINAL, TRANSITIONS, JobState
 from control_plane.queue.status.messages import waiting_line
+from ft_assets.adapters.promotion_rules import Releasability
+from ft_assets.adapters.stages import Stage
 from ft_assets.errors import NotFound
 from ft_assets.evals.gate.advice import combined
 from ft_assets.training.failures import Outcome
@@ -74,6 +76,7 @@ def job_page(page: PageDep, job_id: str, compare: Annotated[list[str] | None, Qu
         name=view.job.suffix or view.job.model,
         timeline=timeline(messages[::-1], view.job.state),
         failure=_failure(page, view.job),
+        release=_releasability(page, view.job),
         waiting=waiting_line(job.model_dump(), now=platform.clock().timestamp()) if is_waiting else None,
         events=messages[:EVENTS_SHOWN],
         last_seq=last_seq,
@@ -120,6 +123,14 @@ def _failure(page: Page, job: Job) -> Failure | None:
         code=code, message=message, next_step=step, row=row, advice=[one.message for one in found], changes=combined(found),
         text=previews.row_text(page.platform, page.tenant, job.dataset_id, row) if row and job.dataset_id else "",
     )  # fmt: skip
+
+
+def _releasability(page: Page, job: Job) -> Releasability | None:
+    """Return who may release the model of an ended job; None if it has none that waits for a release."""
+    if job.state not in FINAL or job.adapter_id is None:
+        return None
+    made = adapters.get_adapter(page.platform, page.tenant, job.adapter_id)
+    return releases.releasability(page.platform, made) if made.stage == Stage.QUARANTINED else None
 
 
 def _choices(page: Page, job_id: str) -> Sequence[Job]:

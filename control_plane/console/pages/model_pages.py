@@ -18,7 +18,7 @@ from control_plane.datasets import service as datasets
 from control_plane.evaluations import releases
 from control_plane.evaluations import service as evaluations
 from control_plane.http.authentication import AdminPrincipal, Approver, Writer
-from ft_assets.adapters.stages import GRACE
+from ft_assets.adapters.stages import GRACE, Stage
 
 MODELS = "/console/models"
 STAGES = ("production", "draft", "staging", "quarantined", "deprecated", "archived")
@@ -93,6 +93,7 @@ def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
         exports=exports.list_exports(platform, tenant, now.adapter.id),
         forms=EXPORT_FORMS,
         grace_days=GRACE.days,
+        release=releases.releasability(platform, now.adapter) if now.adapter.stage == Stage.QUARANTINED else None,
         why_not="; ".join(finding.sentence for finding in promotions.failed_rules(platform, now.adapter)),
         prompt=prompt or [{"role": "user", "content": "Hello"}],
         tried={"left": now.adapter.base_model, "right": now.adapter.name, **_playground_fields(prompt)},

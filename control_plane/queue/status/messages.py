@@ -99,7 +99,7 @@ def evaluation_line(progress: Mapping[str, Any] | None, *, counts: bool = True) 
     what = " ".join(str(found[k]) for k in ("subject", "suite") if found.get(k)) or str(found.get("phase") or "")
     requests = f"{found.get('done') or 0} of {found['total']} requests" if counts and found.get("total") else ""
     left_s = found.get("eta_s") or 0.0
-    left = "" if not left_s else f"{left_s:.0f} s left" if left_s < SOON_S else f"{span_words(left_s)} left"
+    left = f"{span_words(left_s)} left" if left_s else ""
     return ", ".join(part for part in (what, requests, left) if part)
 
 

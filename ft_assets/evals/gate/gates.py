@@ -347,7 +347,17 @@ def _suites(report: EvalReport, config: EvalConfig) -> Iterator[Finding]:
     details += [_drop(s) for s in dropped] or ([f"{_drop(s)}, but noise does as much" for s in unclear] if not low else [])
     failure = "suite_below_limit" if low else "suite_dropped" if dropped else None
     warning = "suite_drop_within_noise" if unclear else None
-    yield _finding("suites", failure, "; ".join(details) or "; ".join(_drop(s) for _, s in report.scored), warning=warning, **values)
+    allowed = {score.suite: run.max_drop or 0.0 for run, score in report.scored}
+    below = {score.suite for _, score in low}
+    steps = [_suite_step("suite_below_limit", score, limit=run.min_score) for run, score in low]
+    steps += [_suite_step("suite_dropped", s, limit=allowed[s.suite]) for s in dropped if s.suite not in below]
+    steps = steps or [_suite_step("suite_drop_within_noise", s, limit=allowed[s.suite]) for s in unclear]
+    found = _finding("suites", failure, "; ".join(details) or "; ".join(_drop(s) for _, s in report.scored), warning=warning, **values)
+    yield replace(found, next_step="; ".join(steps))
+
+
+def _suite_step(code: str, score: Score, *, limit: float | None) -> str:
+    return NEXT_STEPS[code].format(suite=score.suite, base=score.base, score=score.adapter, n=score.n, limit=limit)
 
 
 def _capability(report: EvalReport, config: EvalConfig) -> Iterator[Finding]:

@@ -45,9 +45,12 @@ NEXT_STEPS: Mapping[str, str] = {
     "perplexity_rise_within_noise": "hold out more examples to be sure",
     "capability_dropped": "lower the learning rate, the rank or the epochs, or mix general data into the training file; "
     "or allow it: eval_config.max_capability_drop",
-    "suite_below_limit": "look at its answers: ft eval JOB --samples --suite suite/NAME; train on more rows like its items",
-    "suite_dropped": "look at its answers that got worse: ft eval JOB --samples --only worse --suite suite/NAME",
-    "suite_drop_within_noise": "add items to the suite to be sure",
+    "suite_below_limit": "{suite} scores {score:.3f} and needs {limit:g}: read its answers (ft eval JOB --samples --suite {suite}) and "
+    "train on more rows like its items, or lower its min_score",
+    "suite_dropped": "{suite} fell from {base:.3f} to {score:.3f}, and may fall by {limit:g}: read the answers that got worse "
+    "(ft eval JOB --samples --only worse --suite {suite}) and mix rows like them into the training file, or raise its max_drop",
+    "suite_drop_within_noise": "{suite} fell from {base:.3f} to {score:.3f} over {n} items, and may fall by {limit:g}: add items to it "
+    "to be sure",
     "capability_drop_within_noise": "evaluate more items of each suite to be sure: eval_config.capability_limit",
     "refusals_too_few": "mix safety-preserving examples in: hyperparameters.safety_share 0.05",
     "refusals_within_noise": "look at the safety samples; hyperparameters.safety_share mixes safety-preserving examples in",
@@ -61,7 +64,7 @@ NEXT_STEPS: Mapping[str, str] = {
     "nothing_measured": "give a validation file or a larger dataset",
     "not_measured": "give the rule data, or skip it: eval_config.skip",
 }
-"""Next steps by code of failures and warnings."""
+"""Next steps by code of failures and warnings; those of scored suites are templates for each suite."""
 MEANINGS: Mapping[str, str] = {
     "adapter_not_applied": "the model answers exactly as its base",
     "adapter_unloadable": "the trained weights could not be loaded",

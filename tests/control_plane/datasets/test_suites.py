@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import threading
 import uuid
+import zipfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -254,6 +257,48 @@ def test_no_index_is_built_by_the_process_that_took_an_upload(
     tight = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1, home=path.parent))
     with pytest.raises(FtError, match="contamination lists needed"):
         suites.index_directory(replace(tight, objects=LocalObjectStore(copied(platform, path.parent))), tenant.id)
+
+
+def archives_of_concurrent_calls(platform: Platform, tenants_of_calls: Sequence[str]) -> tuple[set[Path], list[str]]:
+    """Ask for an index in a thread for each tenant, all at the same time; returns the archives and the codes of refusals."""
+    together = threading.Barrier(len(tenants_of_calls))
+
+    def call(tenant: str) -> Path | str:
+        together.wait()
+        try:
+            return suites.index_archive(platform, tenant)
+        except Unavailable as refused:
+            return refused.code
+
+    with ThreadPoolExecutor(len(tenants_of_calls)) as threads:
+        found = list(threads.map(call, tenants_of_calls))
+    return {one for one in found if isinstance(one, Path)}, [one for one in found if isinstance(one, str)]
+
+
+def test_index_is_built_for_one_of_several_downloads_at_once_and_then_kept(platform: Platform, tenant: Tenant) -> None:
+    add(platform, tenant.id, "quiz", QUESTION.format("violet"))
+    made, refused = archives_of_concurrent_calls(platform, [tenant.id] * 5)
+    assert (len(made), refused) == (1, ["index_being_built"] * 4)
+    (first,) = made
+    stat = first.stat()
+    again, refused = archives_of_concurrent_calls(platform, [tenant.id] * 5)
+    assert (again, refused, first.stat().st_ino) == (made, [], stat.st_ino), "the same file, not another one"
+    with zipfile.ZipFile(first) as archive:
+        index = suites.index_directory(platform, tenant.id)
+        assert {name: archive.read(name) for name in archive.namelist()} == {
+            path.name: path.read_bytes() for path in index.iterdir() if path.name != suites.DONE
+        }
+    suites.remove(platform, tenant.id, "quiz")
+    assert suites.index_archive(platform, tenant.id) != first, "of another set of lists"
+
+
+def test_builds_for_downloads_are_limited_over_all_tenants(platform: Platform) -> None:
+    every = [tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}")[0].id for _ in range(suites.MAX_BUILDS + 2)]
+    for one in every:
+        add(platform, one, "quiz", QUESTION.format("pink"))
+    made, refused = archives_of_concurrent_calls(platform, every)
+    assert (len(made), refused) == (suites.MAX_BUILDS, ["index_being_built"] * 2)
+    assert all(suites.index_archive(platform, one).exists() for one in every), "once the others are done"
 
 
 def copied(platform: Platform, directory: Path) -> Path:

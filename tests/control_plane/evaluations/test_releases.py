@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import html
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
+import httpx
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
@@ -12,11 +16,13 @@ from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Adapter
 from control_plane.adapters.tables import adapters as adapters_table
+from control_plane.api.app import create_app
 from control_plane.evaluations import next_run, releases
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import job_events
 from control_plane.notifications.tables import outbox
 from control_plane.platform.context import Actor, Platform
+from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import audit_log
 from ft_assets.adapters import step as adapter_step
@@ -104,6 +110,63 @@ def test_every_next_step_is_one_that_the_release_takes(
     for message in (error["message"] if error else "", unserved.value.message, unpromoted.value.message):
         assert wanted in message and "`ft adapters release" not in message
     assert refusal(platform, tenant, made).code == "release_refused"
+
+
+Open = Callable[[Platform, str, str], str]
+
+
+@pytest.fixture
+def open_page(serve: Callable[..., str], tenant: Tenant) -> Open:
+    """Returns the text of a console page, as a key of that scope sees it."""
+
+    def opened(platform: Platform, scope: str, path: str) -> str:
+        key = tenants.create_key(platform, tenant.id, name=scope, scopes=[scope]).secret
+        with httpx.Client(base_url=serve(create_app(platform)), timeout=60) as http:
+            http.post("/console/sign-in", data={"key": key})
+            return html.unescape(re.sub(r"<(?!form|a )[^>]+>", "", http.get(path).text))
+
+    return opened
+
+
+BY_ADMIN = "An admin of this tenant can serve it anyway."
+
+
+@pytest.mark.parametrize(
+    ("policy", "scope", "failed", "sentence"),
+    [
+        ("tenant", "admin", (FAILED,), ""),
+        ("tenant", "write", (FAILED,), BY_ADMIN),
+        ("tenant", "admin", (FAILED, UNSAFE), "You cannot serve it anyway: refuses 3 of 62; only an operator may release it."),
+        ("operator", "admin", (FAILED,), "You cannot serve it anyway: here only operators release models; ask one."),
+        ("tenant", "admin", (FAILED, UNAPPLIED), "It cannot be served anyway: difference 0; train again."),
+    ],
+    ids=["admin", "member", "unsafe", "policy", "unapplied"],
+)
+@pytest.mark.parametrize("mode", ["gate", "experiment"])
+def test_pages_offer_only_a_release_that_would_be_accepted(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, open_page: Open,
+    mode: str, policy: str, scope: str, failed: tuple[Finding, ...], sentence: str,
+) -> None:  # fmt: skip
+    platform = replace(operated, settings=replace(operated.settings, release_policy=policy))
+    made = quarantined(platform, tenant, evaluated_job(*failed, eval_config={"mode": mode}))
+    model, job = (open_page(platform, scope, f"/console/{path}") for path in (f"models/{made.id}", f"jobs/{made.job_id}"))
+    assert "Trained, not approved" in model and "Trained, not approved" in job
+    assert (f'action="/console/models/{made.id}/release"' in model) == (not sentence)
+    assert ("Serve it anyway" in job or "you can serve it anyway there" in job) == (not sentence)
+    assert f'href="/console/models/{made.id}"' in job
+    if sentence:
+        assert sentence in model and sentence in job
+    else:
+        assert releases.release(platform, tenant.id, made.id, by="key_a", reason=REASON).released_at is not None
+
+
+def test_page_of_a_model_whose_report_was_deleted_offers_no_release(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, open_page: Open
+) -> None:
+    made = quarantined(operated, tenant, evaluated_job(FAILED))
+    operated.objects.delete(made.eval_report_key)
+    page = open_page(operated, "admin", f"/console/models/{made.id}")
+    assert "It cannot be served anyway: the report of its evaluation was deleted; train again." in page and "/release" not in page
 
 
 EXPERIMENT = {"mode": "experiment"}

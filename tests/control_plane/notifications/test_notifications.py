@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from control_plane.cli.command_tree import build
-from control_plane.notifications.emails import LETTERS, compose, is_mailed
+from control_plane.notifications.emails import LETTERS, SWEEP_ENDED, compose, is_mailed
 from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, EVENT_TYPES, LONGEST_RETRY_AFTER_S, next_attempt
 from control_plane.platform.job_states import JobState
 
@@ -58,7 +58,9 @@ def test_an_email_says_what_happened_and_what_to_do(kind: str) -> None:
 
 def test_every_command_that_an_email_names_is_there() -> None:
     known = typer.main.get_command(build())
-    texts = [letter.next_step for letter in LETTERS.values()] + [compose("invoice.issued", "x", {"id": "i"}, tenant="t", url="u").text]
+    texts = [letter.next_step for letter in (*LETTERS.values(), SWEEP_ENDED)] + [
+        compose("invoice.issued", "x", {"id": "i"}, tenant="t", url="u").text
+    ]
     named = [words.split() for text in texts for words in re.findall(r"`ft ([a-z][a-z -]*[a-z])", text)]
     assert len(named) > 10
     for words in named:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from email import message_from_bytes
 from email.message import Message
 from typing import Any
@@ -14,9 +15,10 @@ from aiosmtpd.controller import Controller
 
 from control_plane.adapters import promotions
 from control_plane.adapters.service import set_stage
+from control_plane.jobs.sweeps import service as sweeps
 from control_plane.jobs.transitions import transition
 from control_plane.notifications.outbox import publish
-from control_plane.notifications.tables import deliveries, outbox
+from control_plane.notifications.tables import deliveries, outbox, webhook_endpoints
 from control_plane.platform.context import Actor, Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import members
@@ -24,6 +26,7 @@ from control_plane.tenants.rules import Tenant
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict
 from resources.mail import SmtpMailer
+from tests.support.jobs.finished_job import finish
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.platform.background_worker import work_off
 
@@ -136,6 +139,91 @@ def test_members_who_want_it_get_mail_and_money_goes_to_those_who_decide(mailed:
     with platform.engine.connect() as conn:
         rows = conn.execute(sa.select(deliveries.c.channel, deliveries.c.state).where(deliveries.c.tenant_id == tenant.id)).all()
     assert [tuple(row) for row in rows] == [("email", "delivered")] * 4
+
+
+@dataclass
+class Swept:
+    """A sweep of three trials, of a tenant with one member, whose mail goes to `box`."""
+
+    mailed: Mailed
+    tenant: str
+    sweep_id: str
+    job_ids: list[str]
+
+    def end(self, number: int, *, approved: bool = True, failed: bool = False) -> str:
+        """End a trial as the gate leaves it; returns its adapter's id."""
+        stage = "production" if approved else "quarantined"
+        return finish(self.mailed.platform, self.tenant, self.job_ids[number], stage=stage, failed=failed)
+
+    def subjects(self) -> list[str]:
+        """Send what is due; returns the subjects of all mail so far."""
+        work_off(self.mailed.platform)
+        return [" ".join(str(m["Subject"]).split()).removeprefix(f"[{self.tenant}] ") for m in self.mailed.box.taken]
+
+
+@pytest.fixture
+def swept(mailed: Mailed, tenant: Tenant, training_file: str) -> Swept:
+    members.add(mailed.platform, tenant.id, email="olga@example.com", role="owner")
+    body = {"model": "tiny-base", "training_file": training_file, "sweep": {"parameters": {"learning_rate": [1e-4, 2e-4, 3e-4]}}}
+    made = sweeps.create(mailed.platform, tenant.id, body)
+    return Swept(mailed, tenant.id, made.id, [str(trial.job_id) for trial in made.trials])
+
+
+def test_a_sweep_is_mailed_once_when_its_last_trial_has_ended(swept: Swept) -> None:
+    platform, now = swept.mailed.platform, swept.mailed.platform.clock()
+    adapter_id = swept.end(0, approved=False)
+    assert swept.subjects() == [], "the other trials are not over"
+    swept.end(1)
+    move(platform, swept.job_ids[2], S.FAILED, error={"code": "oom", "message": "m", "param": None})
+    assert swept.subjects() == [f"Sweep {swept.sweep_id} has ended"], "both ends are fanned out together"
+    (mail,) = swept.mailed.box.taken
+    text = str(mail.get_payload()).replace("\r\n", "\n")
+    assert "  trials: 3\n" in text and "  approved: 1\n" in text and "  not_approved: 1\n" in text and "  without_model: 1\n" in text
+    assert f"`ft sweep best {swept.sweep_id}`" in text
+    with platform.engine.begin() as conn:
+        publish(conn, swept.tenant, "adapter.quarantined", adapter_id, {"job_id": swept.job_ids[0]}, now=now + timedelta(days=1))
+    assert swept.subjects()[1:] == [f"Model {adapter_id} is trained, not approved"], "an evaluation after the sweep"
+
+
+def test_quarantined_model_of_a_trial_is_not_mailed_and_reaches_webhooks(swept: Swept) -> None:
+    platform, url = swept.mailed.platform, "https://203.0.113.9/hook"
+    endpoint = {
+        "id": "we_1",
+        "tenant_id": swept.tenant,
+        "name": "all",
+        "url": url,
+        "event_types": ["*"],
+        "secrets": [],
+        "state": "disabled",
+    }
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(webhook_endpoints).values(**endpoint, created_at=platform.clock(), updated_at=platform.clock()))
+    data = {"stage": "quarantined", "job_id": swept.job_ids[0]}
+    with platform.engine.begin() as conn:
+        publish(conn, swept.tenant, "adapter.quarantined", "adp-1", data, now=platform.clock())
+        publish(conn, swept.tenant, "adapter.quarantined", "adp-2", {**data, "job_id": "ftjob-single"}, now=platform.clock())
+    assert swept.subjects() == ["Model adp-2 is trained, not approved"]
+    with platform.engine.connect() as conn:
+        query = sa.select(deliveries.c.subject).where(deliveries.c.target == "we_1").order_by(deliveries.c.event_seq)
+        assert [subject for subject in conn.execute(query).scalars() if subject.startswith("adp-")] == ["adp-1", "adp-2"]
+
+
+def test_sweep_whose_last_trials_end_at_once_is_mailed_once(swept: Swept) -> None:
+    """The end that was written first is committed last: neither is taken for the last one until both are known."""
+    swept.end(0)
+    assert swept.subjects() == []
+    platform = swept.mailed.platform
+    with platform.engine.begin() as conn:
+        transition(conn, swept.job_ids[1], S.FAILED, message="")
+        move(platform, swept.job_ids[2], S.FAILED)
+        assert swept.subjects() == []
+    assert swept.subjects() == [f"Sweep {swept.sweep_id} has ended"]
+
+
+def test_cancelled_sweep_is_not_mailed(swept: Swept) -> None:
+    swept.end(0)
+    sweeps.cancel(swept.mailed.platform, swept.tenant, swept.sweep_id)
+    assert swept.subjects() == []
 
 
 def test_mail_that_a_server_does_not_take_now_waits_for_its_next_attempt(mailed: Mailed, tenant: Tenant) -> None:

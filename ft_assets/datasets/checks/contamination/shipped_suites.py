@@ -62,10 +62,15 @@ def write_suite(directory: Path, suite: ShippedSuite, grams: SuiteGrams) -> None
     (directory / f"{suite.name}.json").write_text(json.dumps(asdict(suite), indent=1) + "\n")
 
 
+def shipped_place(directory: Path) -> Path:
+    """Returns where the index over all shipped suites is, or will be, in `directory`."""
+    return directory / f"{VERSION}-{'-'.join(suite.sha256[:16] for suite in shipped_suites())}"
+
+
 def shipped_index(directory: Path) -> Path:
     """Returns the index over all shipped suites in `directory`; the first call builds it in less than a second. Concurrent calls make
     the same."""
-    target = directory / f"{VERSION}-{'-'.join(suite.sha256[:16] for suite in shipped_suites())}"
+    target = shipped_place(directory)
     if (target / "index.json").is_file():
         return target
     directory.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
 from control_plane.datasets import suites
+from control_plane.models import service as models
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant, tier_named
 from ft_assets.base_models import Catalogue
@@ -132,6 +133,17 @@ def test_a_file_here_is_previewed_with_the_platforms_tokenizer(ft: Ft, api_url: 
         assert f"'tiny-chart' is not in the catalogue of {api_url}; choose one of: {MODEL}; did you mean {MODEL}?" in unknown.err
         here = ft(command, path, "--model", MODEL, "--offline")
         assert "Only the models of this directory were looked at: --offline was given" in here.err
+
+
+def test_archive_of_a_tokenizer_is_made_once_and_again_when_its_files_change(platform: Platform) -> None:
+    first = models.tokenizer_archive(platform, MODEL)
+    made = first.stat().st_ino
+    again = models.tokenizer_archive(platform, MODEL)
+    assert (again, again.stat().st_ino) == (first, made)
+    directory = platform.models.get(MODEL).directory
+    assert directory is not None
+    (directory / "tokenizer_config.json").touch()
+    assert models.tokenizer_archive(platform, MODEL) != first
 
 
 def test_recipes_are_listed_and_shown_with_their_sources(ft: Ft) -> None:

@@ -107,5 +107,7 @@ def test_a_job_that_makes_room_or_takes_too_long_says_so() -> None:
         "stopping": False,
     }
     assert "takes longer than expected" in commands.running_line({**job, "estimated_end": now - 5}, now=now)
+    assert "of pool p for 10 min" in commands.running_line({**job, "estimated_end": None}, now=now)
+    assert "of pool p for 12 s" in commands.running_line({**job, "since": now - 12, "estimated_end": None}, now=now)
     assert "(in 10 min)" in commands.running_line({**job, "estimated_end": now + 600}, now=now)
     assert "resumes automatically" in commands.running_line({**job, "estimated_end": now + 600, "stopping": True}, now=now)

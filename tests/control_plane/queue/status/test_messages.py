@@ -79,7 +79,18 @@ def test_who_is_ahead_is_told_in_kind(ahead: Any, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "1 min"), (59, "1 min"), (720, "12 min"), (3600, "1 h"), (12_000, "3 h 20 min"), (86_400, "1 d"), (187_200, "2 d 4 h")],
+    [
+        (-1, "0 s"),
+        (12.4, "12 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (89, "1 min"),
+        (720, "12 min"),
+        (3600, "1 h"),
+        (12_000, "3 h 20 min"),
+        (86_400, "1 d"),
+        (187_200, "2 d 4 h"),
+    ],
 )
 def test_spans_are_read_at_once(seconds: float, words: str) -> None:
     assert span_words(seconds) == words

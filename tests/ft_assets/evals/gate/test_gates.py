@@ -234,6 +234,45 @@ def test_verdicts_on_scored_suites(made: Callable[[], EvalReport], config: dict[
     assert "capability" not in {s.suite for s in made().scores}, "no part of the mean over capability suites"
 
 
+@pytest.mark.parametrize(
+    ("made", "step"),
+    [
+        pytest.param(
+            own(0, 10, n=20, min_score=0.55),
+            "suite/refunds scores 0.500 and needs 0.55: read its answers (ft eval JOB --samples --suite suite/refunds) and train on more "
+            "rows like its items, or lower its min_score",
+            id="below its bar",
+        ),
+        pytest.param(
+            own(120, 100),
+            "suite/refunds fell from 0.600 to 0.500, and may fall by 0.02: read the answers that got worse (ft eval JOB --samples --only "
+            "worse --suite suite/refunds) and mix rows like them into the training file, or raise its max_drop",
+            id="fallen",
+        ),
+        pytest.param(
+            own(12, 10, n=20),
+            "suite/refunds fell from 0.600 to 0.500 over 20 items, and may fall by 0.02: add items to it to be sure",
+            id="fallen within noise",
+        ),
+        pytest.param(own(120, 117), "", id="passed"),
+    ],
+)
+def test_next_step_names_the_scored_suite_its_score_and_its_limit(made: EvalReport, step: str) -> None:
+    (found,) = [f for f in judge(made, parse({"suites": ["refunds@3"]})).findings if f.rule == "suites"]
+    assert found.next_step == step
+
+
+def test_next_step_has_one_part_for_each_failed_suite() -> None:
+    both = own(120, 100, min_score=0.55)
+    runs = [replace(run, id="suite/tickets", min_score=None) for run in both.suites if run.id == "suite/refunds"]
+    scores = [replace(score, suite="suite/tickets") for score in both.scores if score.suite == "suite/refunds"]
+    made = replace(both, suites=(*both.suites, *runs), scores=(*both.scores, *scores))
+    (found,) = [f for f in judge(made, parse({"suites": ["refunds@3", "tickets@1"]})).findings if f.rule == "suites"]
+    assert found.code == "suite_below_limit"
+    low, fallen = found.next_step.split("; ")
+    assert low.startswith("suite/refunds scores 0.500 and needs 0.55") and fallen.startswith("suite/tickets fell from 0.600 to 0.500")
+
+
 def test_a_scored_suite_that_was_removed_is_not_passed_over() -> None:
     verdict = judge(report(), parse({"suites": ["refunds@3"]}))
     (found,) = [f for f in verdict.findings if f.rule == "suites"]
