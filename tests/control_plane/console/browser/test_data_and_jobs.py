@@ -187,7 +187,7 @@ def test_answers_are_filtered_read_and_decided_on(page: Page, world: World) -> N
 def test_a_new_job_warns_about_its_data_and_leaves_rules_out(page: Page, world: World) -> None:
     page.goto(f"/console/jobs/new?dataset={world.dataset}")
     page.get_by_text("Before you start").wait_for()
-    page.locator("[data-warning] li", has_text="near duplicates").wait_for()
+    page.locator("[data-warning] li", has_text="nearly the same as an earlier row and was left out").wait_for()
     assert re.search(r"LoRA: 1 GPU, \$\d+\.\d\d an hour", page.locator(".choice").first.text_content() or "")
     page.get_by_label("Unsafe prompts are refused").uncheck()
     page.get_by_text("Limits of the rules").click()
