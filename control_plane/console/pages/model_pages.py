@@ -93,7 +93,7 @@ def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
         exports=exports.list_exports(platform, tenant, now.adapter.id),
         forms=EXPORT_FORMS,
         grace_days=GRACE.days,
-        why_not="; ".join(finding.sentence for finding in promotions.failed_rules(platform, now.adapter)),
+        why_not=[finding.sentence for finding in promotions.failed_rules(platform, now.adapter)],
         prompt=prompt or [{"role": "user", "content": "Hello"}],
         tried={"left": now.adapter.base_model, "right": now.adapter.name, **_playground_fields(prompt)},
     )
