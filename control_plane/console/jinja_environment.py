@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from control_plane.console import static_files
+from control_plane.console.documents.report_labels import ADAPTERS, METRICS, SETTINGS
 from control_plane.platform.epoch_time import span_words
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -40,13 +41,15 @@ def _environment() -> jinja2.Environment:
     )
     made.globals["static"] = static_files.url
     made.filters |= {
-        "at": _at, "bytes": _bytes, "day": _day, "hyperparameters": _hyperparameters, "iso": _iso, "money": _money, "number": _number,
+        "adapter": lambda kind: ADAPTERS.get(kind, kind), "at": _at, "bytes": _bytes, "change": _change, "day": _day,
+        "hyperparameters": _hyperparameters, "iso": _iso, "metric": lambda name: METRICS.get(name) or name.replace("_", " "),
+        "money": _money, "number": _number,
         "parameters": _parameters, "percent": lambda share: f"{100 * share:.1f} %",
         "plus_days": lambda moment, days: moment + (timedelta(days=days) if isinstance(moment, datetime) else days * 86_400),
         "points": lambda share: f"{100 * share:+.1f}", "prose": _prose, "score": _score,
         "quoted": lambda text: json.dumps(text, ensure_ascii=False), "sentence": lambda text: text[:1].upper() + text[1:],
-        "span": span_words, "stopped": lambda text: text if text.endswith((".", "?", "!")) else f"{text}.", "why": _why,
-        "words": lambda text: text.replace("_", " "),
+        "setting": _setting, "span": span_words, "stopped": lambda text: text if text.endswith((".", "?", "!")) else f"{text}.",
+        "why": _why, "words": lambda text: text.replace("_", " "),
     }  # fmt: skip
     return made
 
@@ -66,7 +69,25 @@ def _iso(moment: datetime | float) -> str:
 
 
 def _hyperparameters(changes: Mapping[str, float]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in changes.items())
+    return ", ".join(f"{_setting(name)} {value:g}" for name, value in changes.items())
+
+
+def _setting(name: str) -> str:
+    return SETTINGS.get(name) or name.replace("_", " ")
+
+
+def _change(value: Any) -> Markup:
+    """Format a field's change in the audit log: its old and new value, or the new one alone."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
+        old, new = (_field(one) for one in value)
+        return new if value[0] is None else Markup('<span class="soft">{}</span> → {}').format(old, new)
+    return _field(value)
+
+
+def _field(value: Any) -> Markup:
+    if value is None:
+        return Markup("&ndash;")
+    return escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
 
 
 def _money(micros: int) -> str:
@@ -77,9 +98,10 @@ def _money(micros: int) -> str:
 
 
 def _bytes(size: float) -> str:
+    size = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < KIB:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+            return f"{size:,.0f} {unit}" if unit == "B" or size.is_integer() else f"{size:,.1f} {unit}"
         size /= KIB
     return f"{size:,.1f} TiB"
 

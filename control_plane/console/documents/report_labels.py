@@ -1,4 +1,4 @@
-"""Words for the names in a validation report."""
+"""Words for the names in reports, and for settings and metrics."""
 
 from __future__ import annotations
 
@@ -54,6 +54,24 @@ PII_ACTIONS: Mapping[str, str] = {
     "off": "The check is off.",
 }
 KINDS: Mapping[str, str] = {"ip_address": "IP address", "iban": "IBAN", "ssn": "social security number"}
+SETTINGS: Mapping[str, str] = {
+    "n_epochs": "epochs", "max_seq_len": "sequence length in tokens", "rank": "LoRA rank", "alpha": "LoRA alpha",
+    "use_rslora": "rank-stabilized LoRA (rsLoRA)", "use_dora": "DoRA", "init_lora_weights": "initial LoRA weights",
+    "loraplus_lr_ratio": "LoRA+ learning rate ratio", "min_lr_ratio": "least learning rate, as a share",
+    "layer_lr_decay": "learning rate decay by layer", "adam_beta1": "Adam beta 1", "adam_beta2": "Adam beta 2",
+    "adam_epsilon": "Adam epsilon", "neftune_noise_alpha": "NEFTune noise", "per_device_batch_size": "batch size per GPU",
+    "train_on_inputs": "train on prompts too", "safety_share": "share of safety examples",
+}  # fmt: skip
+"""Hyperparameters; the others are shown as their words."""
+METRICS: Mapping[str, str] = {
+    "acc": "accuracy", "acc_norm": "accuracy, by length", "bleu": "BLEU", "rouge_l": "ROUGE-L", "token_f1": "token F1",
+    "macro_f1": "macro F1", "json_valid": "valid JSON", "over_refused": "refused without need",
+}  # fmt: skip
+"""Metrics; the others are shown as their words."""
+ADAPTERS: Mapping[str, str] = {
+    "lora": "LoRA", "qlora": "QLoRA", "full": "all parameters", "lora_adapter": "LoRA adapter", "full_model": "whole model",
+}  # fmt: skip
+"""What is trained."""
 LANGUAGES: Mapping[str, str] = {
     "unknown": "Not recognized", "en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese",
     "nl": "Dutch", "pl": "Polish", "sv": "Swedish", "tr": "Turkish", "id": "Indonesian", "vi": "Vietnamese", "ja": "Japanese",

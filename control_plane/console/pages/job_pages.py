@@ -67,7 +67,7 @@ def job_page(page: PageDep, job_id: str, compare: Annotated[list[str] | None, Qu
     others = [jobs.row(platform, tenant, other) for other in compared]
     own = results.metric_lines(platform, view.job.measured_by, most=MAX_POINTS)
     beside = [results.metric_lines(platform, one.measured_by, most=MAX_POINTS // 2) for one in others]
-    filenames = uploaded_files.filenames(platform, tenant, [one.file for one in job.training_files or ()])
+    filenames = uploaded_files.filenames(platform, tenant, [job.training_file, *(one.file for one in job.training_files or ())])
     names = {one.dataset_id: filenames.get(one.file, one.file) for one in job.training_files or () if one.dataset_id}
     is_waiting = job.state in ("queued", "preempted")
     return page.show(
@@ -103,6 +103,8 @@ class Failure:
     changes: Mapping[str, float]
     """Hyperparameters that the advice for the next run changes."""
     advice: Sequence[str]
+    reasons: Sequence[str]
+    """Rules of the gate that the model did not pass, in words."""
 
 
 def _failure(page: Page, job: Job) -> Failure | None:
@@ -116,11 +118,14 @@ def _failure(page: Page, job: Job) -> Failure | None:
     named = None if code == Outcome.BAD_EXAMPLE or job.training_files else ROW.search(message)
     row = int(named[1]) if named else None
     found = next_run.advice(page.platform, page.tenant, job)
+    reasons: list[str] = []
     if code == "gate_failed":  # its message has the advice too
         with contextlib.suppress(NotFound):  # of an evaluation whose report was deleted
-            message = reports.load_evaluated(page.platform, page.tenant, job.measured_by).verdict.why_not
+            verdict = reports.load_evaluated(page.platform, page.tenant, job.measured_by).verdict
+            reasons = [finding.sentence for finding in verdict.failed]
     return Failure(
         code=code, message=message, next_step=step, row=row, advice=[one.message for one in found], changes=combined(found),
+        reasons=reasons,
         text=previews.row_text(page.platform, page.tenant, job.dataset_id, row) if row and job.dataset_id else "",
     )  # fmt: skip
 

@@ -94,7 +94,7 @@ def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
         forms=EXPORT_FORMS,
         grace_days=GRACE.days,
         release=releases.releasability(platform, now.adapter) if now.adapter.stage == Stage.QUARANTINED else None,
-        why_not="; ".join(finding.sentence for finding in promotions.failed_rules(platform, now.adapter)),
+        why_not=[finding.sentence for finding in promotions.failed_rules(platform, now.adapter)],
         prompt=prompt or [{"role": "user", "content": "Hello"}],
         tried={"left": now.adapter.base_model, "right": now.adapter.name, **_playground_fields(prompt)},
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
+from control_plane.console.documents.report_labels import ADAPTERS
 from control_plane.console.pages.page import Page, PageDep, PageRoute
 from control_plane.datasets.tables import File
 from control_plane.datasets.uploads import uploaded_files
@@ -56,7 +57,6 @@ METHODS = {
     "simpo": "Preference tuning (SimPO), without a reference model",
 }
 """Methods in the order in which people use them; others follow under their own name."""
-ADAPTERS = {"lora": "LoRA", "qlora": "QLoRA", "full": "all parameters"}
 router = APIRouter(prefix="/console", route_class=PageRoute, include_in_schema=False)
 Chosen = Annotated[str | None, Query()]
 

@@ -79,7 +79,7 @@ function show(box, text) {
 function fieldOf(param) {
   const name = CSS.escape(param?.split(".").at(-1) ?? "");
   if (["training_file", "training_files"].includes(name)) return document.querySelector("[data-file]");
-  return name && form.querySelector(`[data-hp="${name}"], [data-limit="${name}"], [name="${name}"]:not([type="radio"]), [name="${name}"]:checked`);
+  return name ? form.querySelector(`[data-hp="${name}"], [data-limit="${name}"], [name="${name}"]:not([type="radio"]), [name="${name}"]:checked`) : null;
 }
 
 // A reason stands beside its field, and beside the button if it is about none.
@@ -87,7 +87,7 @@ function refuse(error, { focus = false } = {}) {
   form.querySelectorAll("[data-reason]").forEach((one) => one.remove());
   form.querySelectorAll("[aria-invalid]").forEach((one) => { one.removeAttribute("aria-invalid"); one.removeAttribute("aria-describedby"); });
   const field = error && (error.field ?? fieldOf(error.param)), place = field?.closest(".field, fieldset");
-  if (!place) return show(at("refusal"), error?.message);
+  if (!place) return show(at("refusal"), error && sentence(error.message));
   const reason = Object.assign(document.createElement("span"), { className: "hint bad", id: "reason", textContent: error.message });
   reason.dataset.reason = "";
   place.append(reason);
@@ -154,7 +154,7 @@ async function estimate() {
     if (mine !== asked) return;
     const time = (seconds) => (seconds == null ? "cannot be foreseen" : expected(new Date(seconds * 1000)));
     at("price").textContent = dollars(found.price_micros);
-    at("gpu").textContent = `${found.gpu_hours.toPrecision(3)} on ${found.num_gpus} ${found.gpu_type}`;
+    at("gpu").textContent = `${found.gpu_hours.toPrecision(3)} on ${found.num_gpus} GPU${found.num_gpus === 1 ? "" : "s"} (${found.gpu_type})`;
     at("tokens").textContent = `${many(found.tokens.total)}${found.tokens.counted ? "" : " (extrapolated)"}`;
     at("steps").textContent = `${many(found.total_steps)} over ${found.n_epochs} epochs`;
     at("start").textContent = time(found.estimated_start);

@@ -52,7 +52,7 @@ function measured({ began, first, usage, isStopped }) {
   const now = performance.now(), parts = [];
   if (usage) parts.push(`${usage.prompt_tokens} + ${usage.completion_tokens} tokens`);
   if (usage?.completion_tokens > 1 && now - first > SHORTEST_MS) parts.push(`${Math.round((1000 * (usage.completion_tokens - 1)) / (now - first))} tokens/s`);
-  if (first) parts.push(`first after ${((first - began) / 1000).toFixed(1)} s`);
+  if (first) parts.push(`first token after ${((first - began) / 1000).toFixed(1)} s`);
   return [...parts, `${((now - began) / 1000).toFixed(1)} s`, ...(isStopped ? ["stopped"] : [])].join(", ");
 }
 

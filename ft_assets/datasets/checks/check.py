@@ -28,9 +28,14 @@ if TYPE_CHECKING:
     from ft_assets.datasets.schema import Example
     from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
-ACTIONS = {"drop": "were left out", "warn": "are kept", "review": "are kept, and the dataset waits for approval", "fail": "refuse the file"}
-"""What the policies do with flagged rows. drop: omit and count them. warn: keep them with a warning. review: keep them, but no job trains
-on the dataset until its tenant has approved it. fail: refuse the file. A check may have words of its own, and ``off``."""
+ACTIONS = {
+    "drop": ("was left out", "were left out"), "warn": ("is kept", "are kept"),
+    "review": ("is kept, and the dataset waits for approval", "are kept, and the dataset waits for approval"),
+    "fail": ("refuses the file", "refuse the file"),
+}  # fmt: skip
+"""What the policies do with one flagged row and with several. drop: omit and count them. warn: keep them with a warning. review: keep
+them, but no job trains on the dataset until its tenant has approved it. fail: refuse the file. A check may have words of its own, and
+``off``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,11 @@ class Check:
         """Yields (code, message): by default of the flagged rows, unless they refuse the file."""
         for finding in self.findings:
             if (count := decision.counts[finding.plural]) and self.action in ACTIONS:
-                yield finding.plural, f"{_rows_are(count)} {finding.words} and {ACTIONS[self.action]}{self.hint(total, decision)}"
+                yield finding.plural, f"{_rows_are(count)} {finding.words} and {self.outcome(count)}{self.hint(total, decision)}"
+
+    def outcome(self, count: int) -> str:
+        """Returns what the policy does with `count` flagged rows; completes "12 rows ..."."""
+        return ACTIONS[self.action][count != 1]
 
     def hint(self, total: BlockResult, decision: Decision) -> str:  # noqa: ARG002 - for subclasses
         """Returns what completes the warning about flagged rows."""

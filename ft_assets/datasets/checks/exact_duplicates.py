@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ft_assets.datasets.checks.check import ACTIONS, Check, Option
+from ft_assets.datasets.checks.check import Check, Option
 from ft_assets.datasets.pipeline.block_result import BlockResult
 from ft_assets.datasets.pipeline.decision import Decision
 
@@ -23,7 +23,8 @@ class ExactDuplicates(Check):
 
     def warnings(self, total: BlockResult, decision: Decision) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - only the decision counts
         if count := decision.counts["exact_duplicates"]:
-            yield "duplicates_removed", f"{count} rows repeat an earlier one word for word and {ACTIONS[self.action]}"
+            rows = "1 row repeats" if count == 1 else f"{count} rows repeat"
+            yield "duplicates_removed", f"{rows} an earlier one word for word and {self.outcome(count)}"
 
 
 CHECK = ExactDuplicates

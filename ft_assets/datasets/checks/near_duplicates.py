@@ -50,7 +50,7 @@ class NearDuplicates(Check):
             "near_duplicate",
             "a row that nearly repeats an earlier one",
             plural="near_duplicates",
-            words="near duplicates of an earlier row",
+            words="nearly the same as an earlier row",
         ),
     )
     order = 90

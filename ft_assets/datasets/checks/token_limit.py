@@ -99,9 +99,10 @@ class TokenLimit(Check):
     def warnings(self, total: BlockResult, decision: Decision) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - no row is flagged
         totals = total.totals
         if totals["over_long"] and self.action != "reject":
-            done = "will be cut" if self.action == "truncate" else "were left out"
+            done = "will be cut" if self.action == "truncate" else "left out"
             limit = self.setup.options.max_seq_len
-            yield "truncated_examples", f"{totals['over_long']} examples are over {limit} tokens and {done}"
+            examples = "1 example is" if totals["over_long"] == 1 else f"{totals['over_long']} examples are"
+            yield "truncated_examples", f"{examples} over {limit} tokens and {done}"
         if (noted := total.noted.get("answer_cut_off")) is not None:
             limit = self.setup.options.max_seq_len
             message = f"max_seq_len {limit} cuts off the whole answer of {noted.words()}, which are left out unless prompts are trained too"

@@ -135,13 +135,15 @@ class DatasetReport:
         """Returns one sentence for a status line or an error message."""
         if self.valid:
             removed = self.stats.get("dedup_removed", 0)
-            return f"{self.examples} examples, read as {self.format}" + (f"; {removed} duplicates removed" if removed else "")
+            return f"{self.examples} examples, read as {self.format}" + (
+                f"; {removed} duplicate{'s' if removed != 1 else ''} removed" if removed else ""
+            )
         total = sum(self.error_counts.values())
         if not self.errors:
             return "not valid"
         first = self.errors[0]
         where = f"row {first.row}: " if first.row is not None else ""
-        more = f" (and {total - 1} more problems)" if total > 1 else ""
+        more = f" (and {total - 1} more problem{'s' if total > 2 else ''})" if total > 1 else ""
         return f"{where}{first.message}; {first.fix}{more}"
 
     def to_markdown(self) -> str:

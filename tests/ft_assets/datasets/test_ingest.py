@@ -89,6 +89,9 @@ def test_rows_are_near_duplicates_from_a_jaccard_index_of_exactly_nine_tenths(js
 def test_duplicates_keep_their_first_row_and_are_counted(jsonl: Callable[..., Path]) -> None:
     report, examples = read(jsonl(chat("hello  world", "x"), chat("other", "y"), chat(" hello\nworld ", "x"), chat("Hello world", "x")))
     assert [e.row for e in examples] == [1, 2]
+    assert [w["message"] for w in report.warnings if "duplicates" in w["code"]] == [
+        "1 row repeats an earlier one word for word and was left out", "1 row is nearly the same as an earlier row and was left out",
+    ]  # fmt: skip
     assert report.stats["duplicates"] == {"exact": 1, "near": 1}  # case makes no exact copy: it can be what a row teaches
     assert [(f["row"], f["code"], f["of_row"]) for f in report.flagged] == [(3, "exact_duplicate", 1), (4, "near_duplicate", 1)]
     assert report.stats["dedup_removed"] == 2

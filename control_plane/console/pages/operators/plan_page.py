@@ -163,7 +163,7 @@ def _simulated(shown: Simulated, num_gpus: int) -> list[tuple[str, Any]]:
     return [
         (
             f"Simulated: GPUs in use, and GPUs that waiting jobs request (dashed), on {num_gpus}",
-            over_time(lines, title="GPUs in use in the simulation", ends=("day 0", f"{last / 2:g}", f"day {last:g}"), limit=num_gpus),
+            over_time(lines, title="GPUs in use in the simulation", ends=("day 0", f"day {last / 2:g}", f"day {last:g}"), limit=num_gpus),
         ),
         ("Minutes until 95 % of the jobs start", columns(waits, title="95th percentile of waits in minutes", form="{:,.1f} min")),
     ]

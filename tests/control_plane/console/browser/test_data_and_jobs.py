@@ -13,8 +13,12 @@ import pytest
 from control_plane.adapters import service as adapters
 from control_plane.datasets import suites
 from control_plane.jobs import service as jobs
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.transitions import transition
+from control_plane.platform.job_states import JobState
 from tests.control_plane.console.browser.conftest import Server
-from tests.support.console.browser_pages import DESKTOP, TIMEOUT_MS, axe
+from tests.support.console.browser_pages import DESKTOP, PHONE, TIMEOUT_MS, axe
+from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.platform.console_world import World, report_steps
 
 if TYPE_CHECKING:
@@ -187,7 +191,7 @@ def test_answers_are_filtered_read_and_decided_on(page: Page, world: World) -> N
 def test_a_new_job_warns_about_its_data_and_leaves_rules_out(page: Page, world: World) -> None:
     page.goto(f"/console/jobs/new?dataset={world.dataset}")
     page.get_by_text("Before you start").wait_for()
-    page.locator("[data-warning] li", has_text="near duplicates").wait_for()
+    page.locator("[data-warning] li", has_text="nearly the same as an earlier row and was left out").wait_for()
     assert re.search(r"LoRA: 1 GPU, \$\d+\.\d\d an hour", page.locator(".choice").first.text_content() or "")
     page.get_by_label("Unsafe prompts are refused").uncheck()
     page.get_by_text("Limits of the rules").click()
@@ -215,6 +219,28 @@ def test_a_refused_setting_has_its_reason_beside_its_field(page: Page, world: Wo
     rate.fill("")
     reason.wait_for(state="detached")
     page.locator("[data-price]").filter(has_text="$").wait_for()
+
+
+def test_a_refusal_of_no_field_has_its_reason_beside_the_button(page: Page, context: BrowserContext, world: World) -> None:
+    refusal = {
+        "error": {"message": "5 jobs are in flight and the limit is 5", "type": "invalid_request_error", "param": None, "code": "jobs"}
+    }
+    context.route("**/v1/fine_tuning/jobs/estimate", lambda route: route.fulfill(status=400, json=refusal))
+    page.goto(f"/console/jobs/new?dataset={world.dataset}")
+    page.get_by_role("alert").filter(has_text="5 jobs are in flight").wait_for()
+
+
+def test_job_that_was_not_approved_fits_a_phone(page: Page, world: World) -> None:
+    file = jobs.get(world.platform, world.tenant, world.failed).job.training_file
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": file, "seed": 91})
+    job = jobs.submit(world.platform, world.tenant, request).job.id
+    store_evaluation(world.platform, world.tenant, job)
+    with world.platform.engine.begin() as conn:
+        transition(conn, job, JobState.FAILED, message="", error={"code": "gate_failed", "message": "", "param": None})
+    page.set_viewport_size(PHONE)
+    page.goto(f"/console/jobs/{job}")
+    page.get_by_role("button", name=re.compile("Start again with learning rate .*, epochs 1.5")).wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
 def test_a_refused_file_is_read_again_as_its_report_suggests(page: Page, tmp_path: Path) -> None:

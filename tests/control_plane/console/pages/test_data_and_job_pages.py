@@ -9,6 +9,7 @@ from html import unescape
 from typing import Any
 
 import sqlalchemy as sa
+from markupsafe import escape
 from sqlalchemy.dialects.postgresql import JSONB
 
 from control_plane.datasets import suites
@@ -17,6 +18,7 @@ from control_plane.datasets.scored_suites.service import Scoring
 from control_plane.datasets.tables import datasets
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
+from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import record_many, transition
@@ -143,7 +145,7 @@ def test_a_scored_suite_shows_its_limits_and_is_removed_by_its_owner(visitor: Vi
     scoring = Scoring(metric="exact_match", min_score=0.75)
     scored_suites.add(world.platform, world.tenant, rows, name="drivers", filename="drivers.jsonl", scoring=scoring)
     row = next(one for one in visitor.get(path).text.split("<tr>") if "drivers" in one)
-    assert "exact_match" in row
+    assert "exact match" in row
     assert ">0.75<" in row
     assert "drivers" not in other.get(path).text
     assert other.post(f"{path}/scored/drivers/remove").status_code == 404
@@ -188,6 +190,28 @@ def test_a_diverged_job_starts_again_with_a_third_of_its_learning_rate(visitor: 
     assert visitor.post(f"/console/jobs/{job}/retry").headers["location"] == answer.headers["location"], "a second click"
     assert (made.suffix, made.hyperparameters) == ("down", {"n_epochs": 2, "learning_rate": lower})
     visitor.post(f"/console/jobs/{made.id}/cancel")
+
+
+def test_a_job_shows_its_data_by_name_and_its_settings_in_words(visitor: Visitor, world: World) -> None:
+    page = visitor.get(f"/console/jobs/{world.waiting}").text
+    file = jobs.get(world.platform, world.tenant, world.waiting).job.training_file
+    name = uploaded_files.get(world.platform, world.tenant, file).filename
+    assert f'<a href="/console/datasets/{world.dataset}">{escape(name)}</a>' in page
+    assert "<dt>Epochs</dt>" in page and "N epochs" not in page
+    assert "LoRA of tiny-base" in page
+    assert "attempt 0" not in page and "nothing billed yet" in page
+
+
+def test_waiting_evaluation_is_a_row_of_the_queue(visitor: Visitor, world: World) -> None:
+    file = jobs.get(world.platform, world.tenant, world.failed).job.training_file
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": file, "seed": 92})
+    job = jobs.submit(world.platform, world.tenant, request).job.id
+    mark_packed(world.platform, world.tenant, job, spec=SPEC, total_steps=10, expected_s=60.0)
+    for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
+        with world.platform.engine.begin() as conn:
+            transition(conn, job, state, message="")
+    row = visitor.get("/console/queue").text.partition(f"/console/jobs/{job}")[2].partition("</tr>")[0]
+    assert "Evaluating" in row and "Its evaluation waits for GPUs" in row and 'data-label="Waiting for"' in row
 
 
 def test_a_failure_shows_the_row_that_it_names(visitor: Visitor, world: World) -> None:

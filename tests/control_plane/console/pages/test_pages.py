@@ -131,6 +131,12 @@ def test_an_adapter_is_approved_with_a_note(visitor: Visitor, world: World) -> N
     assert "<script>alert" not in page
 
 
+def test_values_in_the_audit_log_are_json_and_new_fields_have_no_old_value(visitor: Visitor) -> None:
+    log = visitor.get("/console/audit?type=model_route").text
+    assert "&#34;weight&#34;: 90" in log and "&#39;weight&#39;" not in log
+    assert "None" not in log and " → " not in log, "the route was created"
+
+
 def test_a_key_is_shown_once_and_revoked(visitor: Visitor, world: World, visit: Callable[[str], Visitor]) -> None:
     made = visitor.post("/console/keys", name=f"ci {HOSTILE}"[:100], scope="read", days="30")
     secret = re.findall(r"<pre>(ft-sk-[\w-]+)</pre>", made.text)[0]
