@@ -154,6 +154,9 @@ def test_verify_says_which_link_does_not_hold(
     found = lineage.of_adapter(platform, tenant.id, id_, verify=True)
     assert (before["holds"], found["holds"]) == (True, False)
     assert broken(found) == [expected]
+    if what != "spec":
+        platform.objects.delete(key)
+        assert broken(lineage.of_adapter(platform, tenant.id, id_, verify=True)) == [expected], "lost, and not deleted by its tenant"
 
 
 def test_a_file_that_its_tenant_deleted_breaks_nothing_and_is_named(

@@ -98,6 +98,15 @@ def test_a_new_follower_takes_over_what_was_raised_and_what_was_measured(fresh_p
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["throughput_low", "health_recovered"]
 
 
+def test_a_new_follower_leaves_slow_gpus_to_those_who_measure_their_clocks(fresh_platform: Platform, held: Claim) -> None:
+    assert health.judge_clocks(fresh_platform, {held.workload: {"gpu0": 900.0, "gpu1": 1800.0}}) == 1
+    watch = health.begin(fresh_platform, held)
+    tell(watch, *steps(1, 2))
+    assert [v.code for v in health.open_verdicts(fresh_platform)] == ["gpu_slow"]
+    assert health.judge_clocks(fresh_platform, {held.workload: {"gpu0": 1800.0, "gpu1": 1800.0}}) == 0
+    assert [e.code for e in events(fresh_platform, held.job_id)] == ["gpu_slow", "health_recovered"]
+
+
 def test_a_resumed_attempt_is_judged_by_its_own_steps(fresh_platform: Platform, held: Claim) -> None:
     report(fresh_platform, held, *steps(1, 40))
     attempts.finish(fresh_platform, held, ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME), step=40))

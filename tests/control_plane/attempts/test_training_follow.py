@@ -121,10 +121,14 @@ def test_out_of_memory_goes_on_from_the_checkpoint_with_half_the_batch(new_job: 
 
 
 def test_a_pause_ends_when_the_checkpoint_that_it_made_is_stored(new_job: Callable[..., Job], tmp_path: Path) -> None:
-    job = new_job()
+    store = Slow(tmp_path / "objects")
+    job = new_job(store)
     held, thread, endings = job.following(Scenario(steps=9, every=100, hold_at=3))
     until(lambda: jobs.get(job.platform, job.tenant, job.id).job.step == 3)
     jobs.pause(job.platform, job.tenant, job.id)
+    until(lambda: store.begun)
+    time.sleep(1.0)
+    store.line.set()
     thread.join(120)
     assert attempts.finish(job.platform, held, endings[0]) is JobState.PAUSED
     (step,) = job.steps()

@@ -36,9 +36,9 @@ def test_a_budget_is_created_changed_and_deleted(platform: Platform, tenant: Ten
     assert (made.name, made.limit_micros, list(made.thresholds)) == ("Support", 1_250_500_000, [50, 80, 100])
     assert other.post(f"{path}/{made.id}", name="x", limit="1", thresholds="1").status_code == 404
     assert other.post(f"{path}/{made.id}/delete").status_code == 404
-    visitor.post(f"{path}/{made.id}", name="Bot", limit="99", thresholds="90")
+    visitor.post(f"{path}/{made.id}", name="Bot", limit="2.01", thresholds="90")
     changed = budgets.get(platform, tenant.id, made.id)
-    assert (changed.name, changed.limit_micros, list(changed.thresholds)) == ("Bot", 99_000_000, [90])
+    assert (changed.name, changed.limit_micros, list(changed.thresholds)) == ("Bot", 2_010_000, [90]), "to the cent"
     for wrong in (
         {"limit": "much"},
         {"limit": "0"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
@@ -138,7 +138,9 @@ def test_the_queue_draws_running_jobs_reservations_and_backfill_with_a_table_bes
     assert all(f"{job} of " in drawn for job, _ in held), "each bar has its words"
     assert ", backfill," in drawn
     assert 'class="premium reserved"' in drawn
-    assert re.search(r'data-clock="\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"', drawn), "hours in the reader's time zone"
+    hours = re.findall(r'data-clock="(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)"', drawn)
+    assert hours, "in the reader's time zone"
+    assert datetime.fromisoformat(max(hours)) < world.platform.clock() + timedelta(hours=18), "they end soon after the last job"
 
 
 LIVE = [OPERATOR_PAGES[name] for name in ("operators' overview", "operators' queue", "nodes", "failed deliveries")]

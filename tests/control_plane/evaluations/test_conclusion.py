@@ -267,6 +267,15 @@ def test_base_that_was_updated_meanwhile_costs_an_experiment_no_evaluation(
         promotions.promote(operated, tenant.id, made.id)
 
 
+@pytest.mark.parametrize(("asked", "stage"), [({}, "draft"), ({"auto_promote": True}, "production")])
+def test_an_experiment_is_promoted_only_on_request(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, asked: dict[str, Any], stage: str
+) -> None:
+    job_id = evaluated_job(eval_config={"mode": "experiment"}, **asked)
+    made = adapter_step.conclude(operated, tenant.id, job_id)
+    assert (made.stage, job(operated, job_id)["state"]) == (stage, "succeeded")
+
+
 def passed_and_died(platform: Platform, evaluation_id: str) -> None:
     """A run that passed and died before it went on."""
     held = begin(platform, evaluation_id)

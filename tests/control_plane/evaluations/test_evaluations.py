@@ -215,7 +215,12 @@ def test_an_order_that_fails_is_tried_again_and_after_three_attempts_it_is_over(
     row = evaluations.find(platform, order.id)
     assert row.error is not None
     assert (row.state, row.error["message"], row.runs) == ("failed", "attempt 3 of the evaluation: no memory", 3)
-    assert evaluations.request(platform, order.tenant_id, order.adapter_id).id != order.id
+    another = evaluations.request(platform, order.tenant_id, order.adapter_id)
+    assert another.id != order.id
+    cycle.run_cycle(platform)
+    held = attempts.claim(platform, order.tenant_id, order.job_id)
+    attempts.finish(platform, held, evaluation_endings.refused(unstarted, FtError("no memory", code="evaluation_failed")))
+    assert (held.evaluation_id, evaluations.find(platform, another.id).state) == (another.id, "queued"), "it has three attempts of its own"
 
 
 def test_an_order_whose_agent_gives_up_is_tried_three_times(fresh_platform: Platform, order: Evaluation) -> None:

@@ -113,6 +113,9 @@ def test_an_estimate_counts_all_gpus_of_the_evaluation(
     ):
         found = estimates.estimate(of, tenant.id, request)
         assert found.seconds_to_finish is not None and found.seconds_to_start is not None
+        assert found.estimated_finish is not None and found.estimated_start is not None
+        span_s = found.seconds_to_finish - found.seconds_to_start
+        assert found.estimated_finish - found.estimated_start == pytest.approx(span_s, abs=1.5), "both with the evaluation"
         training_s = found.seconds_to_finish - found.seconds_to_start - evaluation_s
         gpu_s = found.num_gpus * training_s + num_gpus * evaluation_s
         assert found.gpu_hours * 3600 == pytest.approx(gpu_s, abs=found.num_gpus * 0.2)

@@ -25,6 +25,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.telemetry import provenance
+from ft_assets.training.spec import Source
 from tests.support.jobs.finished_job import COMMIT, finish, prepare, rewrite
 from tests.support.platform.database_roles import as_owner
 
@@ -75,6 +76,29 @@ def test_the_same_data_under_another_file_id_is_the_same(
     finish(platform, tenant.id, first)
     assert submit(training_file=upload(platform, tenant.id, write_chat_rows())).job.id == first
     assert submit(training_file=upload(platform, tenant.id, write_chat_rows(salt=" Please."))).created
+
+
+@pytest.mark.parametrize(("share", "other_share"), [({"weight": 2}, {"weight": 3}), ({"tokens": 500}, {"tokens": 501})])
+def test_a_mixture_is_the_same_only_if_as_much_is_read_of_each_file(
+    platform: Platform,
+    tenant: Tenant,
+    submit: Submit,
+    training_file: str,
+    write_chat_rows: Callable[..., Path],
+    share: dict[str, int],
+    other_share: dict[str, int],
+) -> None:
+    files = training_file, upload(platform, tenant.id, write_chat_rows(40, name="more.jsonl", salt=" Tell me."))
+    ids = [uploaded_files.wait_until_validated(platform, file).dataset_id for file in files]
+
+    def mixture(of: dict[str, int]) -> dict[str, Any]:
+        return {"training_file": None, "training_files": [{"file": files[0], **share}, {"file": files[1], **of}]}
+
+    first = submit(**mixture(share)).job.id
+    read = tuple(Source(dataset_id=str(id_), pack_fingerprint=f"pk_{n}", rows_per_epoch=5) for n, id_ in enumerate(ids))
+    finish(platform, tenant.id, first, sources=read)
+    assert submit(**mixture(share)).job.id == first
+    assert submit(**mixture(other_share)).created
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import tracemalloc
 import uuid
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import pytest
@@ -39,6 +40,7 @@ from control_plane.tenants.rules import Tenant
 from control_plane.tracking.tables import integrations
 from ft_assets import layout
 from ft_assets.errors import IntegrityError
+from resources.object_store import LocalObjectStore
 from tests.support.jobs.finished_job import finish
 from tests.support.platform.declared_tables import declared_tables
 from tests.support.platform.ledger_entries import enter
@@ -131,6 +133,24 @@ def test_the_archive_holds_no_row_that_is_the_operators(
     finally:
         suites.remove(platform, None, "of-None")
     assert found == {"eval_suites": [f"of-{tenant.id}"], "health_verdicts": ["for_tenant"]}
+
+
+def test_an_object_that_is_deleted_meanwhile_is_left_out_and_the_others_follow(platform: Platform, tenant: Tenant) -> None:
+    class Meanwhile(LocalObjectStore):
+        def open(self, key: str) -> BinaryIO:
+            if key.endswith("/b"):
+                self.delete(key)
+            return super().open(key)
+
+    store = Meanwhile(platform.settings.home / "objects")
+    for name in "abc":
+        store.put_bytes(f"{layout.tenant_prefix(tenant.id)}/exports/x/{name}", name.encode())
+    scoped = replace(platform.in_scope_of(tenant.id, Actor(kind="key", id="key_test")), objects=store)
+    with zipfile.ZipFile(io.BytesIO(b"".join(export.archive(scoped, tenant.id)))) as archive:
+        sent = {name: archive.read(name) for name in archive.namelist() if name.startswith("objects/")}
+        listed = [m["path"] for m in json.loads(archive.read("manifest.json"))["members"]]
+    assert sent == {"objects/exports/x/a": b"a", "objects/exports/x/c": b"c"}
+    assert [path for path in listed if path.startswith("objects/")] == list(sent)
 
 
 def test_every_table_is_exported_or_left_out_for_a_reason() -> None:

@@ -256,6 +256,11 @@ def test_deletion_asks_twice_and_for_a_reason(world: World) -> None:
         deletion_requests.request_tenant(world.platform, tenant, confirm="yes", reason="r", requested_by="k")
     with pytest.raises(Conflict, match="needs a reason"):
         deletion_requests.request_tenant(world.platform, tenant, confirm=tenant, reason=" ", requested_by="k")
+    longest = "r" * deletion_requests.MAX_REASON_CHARS
+    with pytest.raises(InvalidRequest, match="at most 1000 are kept"):
+        deletion_requests.request_tenant(world.platform, tenant, confirm=tenant, reason=f"{longest}r", requested_by="k")
+    made = deletion_requests.request_tenant(world.platform, tenant, confirm=tenant, reason=longest, requested_by="k")
+    assert deletion.get(world.platform, tenant, made.id).reason == longest
 
 
 @pytest.mark.parametrize("tampered", ["a size in a proof", "a reason", "a deletion taken out"])
@@ -304,7 +309,8 @@ def test_a_row_that_the_database_refuses_to_change_keeps_no_other_deletion_waiti
     assert deletion.carry_out_all(world.platform) == []
     world.clock.now += erasure.TenantData.SETTLES
     assert deletion.carry_out_all(world.platform) == [second]
-    assert "spoilt" in str(deletion.get(world.platform, bad, first).waiting_for)
+    waiting_for = str(deletion.get(world.platform, bad, first).waiting_for)
+    assert "spoilt" in waiting_for and "Failing row contains" not in waiting_for, "the row's values are the tenant's"
 
 
 def test_a_deletion_waits_for_whoever_was_at_work_just_now(world: World) -> None:

@@ -133,6 +133,12 @@ def test_text_that_only_resembles_a_call_is_content_as_it_is(root: Path) -> None
             assert message(reading_of(root, name), pieces) == ({"role": "assistant", "content": text}, False)
 
 
+def test_white_space_in_front_of_a_call_is_no_content(root: Path) -> None:
+    text = "Let me look. \n\n" + generated(root, "qwen2_5", [("find_order", {"number": "A-17"})], "")
+    for pieces in ([text], list(text)):
+        assert message(reading_of(root, "qwen2_5"), pieces)[0]["content"] == "Let me look."
+
+
 def test_ids_have_the_form_that_the_template_takes(root: Path) -> None:
     for name, prefix, size in (("qwen2_5", "call_", 29), ("mistral", "", 9)):
         answer, _ = message(reading_of(root, name), [generated(root, name, [("a", {}), ("b", {})], "")])

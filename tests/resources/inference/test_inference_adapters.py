@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ft_assets.adapters import tensors
-from resources.inference.loaded_adapters import AdapterStore
+from resources.inference.loaded_adapters import AdapterError, AdapterStore
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 
@@ -119,6 +119,26 @@ def test_the_adapter_that_was_used_longest_ago_makes_room(place: Path) -> None:
             async with store.using(name):
                 pass
         assert sorted(engine.held) == ["a", "b"], "b was loaded before c and is used after it"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("changed", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_whose_files_have_changed_is_not_read_again(place: Path, tmp_path: Path, changed: str) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    build_tiny_adapter(mine, place / "base", base_name="tiny", seed=1)
+    build_tiny_adapter(other, place / "base", base_name="tiny", seed=2, config={"lora_alpha": 4})
+
+    async def run() -> None:
+        engine = Engine()
+        store = await store_of(place, engine, max_resident=1)
+        await store.load("mine", mine)
+        async with store.using("a"):  # and mine makes room
+            (other / changed).replace(mine / changed)
+        with pytest.raises(AdapterError, match=r"The files of 'mine' in .* have changed since it was loaded"):
+            async with store.using("mine"):
+                pass
+        assert engine.held == ["a"]
 
     asyncio.run(run())
 

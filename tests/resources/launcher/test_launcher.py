@@ -21,7 +21,7 @@ from control_plane.platform.protocols import WorkloadPhase
 from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.telemetry import spans
 from resources.launcher import LocalLauncher
-from resources.launcher.local_processes import REPOSITORY
+from resources.launcher.local_processes import REPOSITORY, START_TIMEOUT_S
 from resources.launcher.process_identity import alive, group_alive, identity
 from tests.support.processes.workload_logs import log_of
 
@@ -322,6 +322,15 @@ def test_what_is_lost_can_be_forgotten_and_what_runs_or_never_did_cannot(bench: 
     bench.wait_for("job-a1", WorkloadPhase.LOST)
     bench.launcher.forget("job-a1")
     assert bench.launcher.list() == []
+    assert bench.launcher.get("job-a1").phase is WorkloadPhase.LOST
+
+
+def test_a_start_that_was_interrupted_is_lost_once_its_time_is_over(bench: Bench) -> None:
+    launched = bench.files("job-a1") / "launched"
+    launched.parent.mkdir(parents=True)
+    launched.touch()
+    assert bench.launcher.get("job-a1").phase is WorkloadPhase.PENDING
+    os.utime(launched, (time.time() - START_TIMEOUT_S - 1,) * 2)
     assert bench.launcher.get("job-a1").phase is WorkloadPhase.LOST
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from control_plane.cli.admin import whole_queue_commands
 from control_plane.cli.tenant.jobs import queue_commands as commands
-from control_plane.console.documents.queue_page import queue_page, timeline
+from control_plane.console.documents.queue_page import LEFT, WIDTH, queue_page, timeline
 from control_plane.platform.context import Platform, utc_now
 from control_plane.queue.status import view
 from tests.support.jobs.queued_jobs import Queued, queued
@@ -69,12 +69,13 @@ def test_operators_words_and_page_name_everything(fresh_platform: Platform, writ
 
 
 def test_in_the_timeline_who_makes_room_is_gone_soon_and_reservations_lie_beside_each_other() -> None:
+    now = time.time()
     job = {
         "id": "r",
         "tenant": "t",
         "tier": "free",
         "num_gpus": 4,
-        "estimated_end": 9e3,
+        "estimated_end": now + 9e3,
         "stopping": True,
         "overrun_s": 0.0,
         "backfill": False,
@@ -82,14 +83,15 @@ def test_in_the_timeline_who_makes_room_is_gone_soon_and_reservations_lie_beside
     }
     kept = [
         {"id": f"w{i}", "tenant": "t", "tier": "premium", "num_gpus": gpus, "expected_s": 3600.0, "position": i,
-         "reservation": {"pool": "p", "start": 60.0, "placement": [("n", gpus)]}}
+         "reservation": {"pool": "p", "start": now + 60.0, "placement": [("n", gpus)]}}
         for i, gpus in enumerate((2, 2))
     ]  # fmt: skip
     node = {"name": "n", "num_gpus": 4, "ready": True, "free_gpus": 0, "jobs": {"r": 4}, "reserved_for": ["w0", "w1"]}
-    drawn = timeline({"name": "p", "nodes": [node]}, {"waiting": kept, "running": [job]}, {"r": job}, now=0.0)
+    drawn = timeline({"name": "p", "nodes": [node]}, {"waiting": kept, "running": [job]}, {"r": job}, now=now)
     going, first, second = drawn.rows[0].bars
     assert going.x + going.width <= min(first.x, second.x) + 0.1
     assert first.y == pytest.approx(second.y + second.height), "each has its own of the node's GPUs"
+    assert first.x + first.width == pytest.approx(LEFT + (WIDTH - LEFT) / 1.05), "the hours drawn end soon after the last job"
     assert drawn.rows[0].note == "full"
 
 

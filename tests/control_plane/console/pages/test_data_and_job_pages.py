@@ -309,15 +309,23 @@ def test_answers_are_filtered_and_paged_by_the_address_with_disagreements_first(
     assert first[0] == "worse"
     assert set(changes("?only=better&page=2")) == {"better"}
     whole = visitor.get(path).text
-    pages = int(re.findall(r"Page 1 of (\d+)", whole)[0])
-    shown = [len(changes(f"?page={number}")) for number in (pages, pages + 1)]
-    assert 0 < shown[0] <= 20
-    assert shown[1] == 0, "and a link back"
+    for query in ("?", "?only=better&"):
+        pages = int(re.findall(r"Page 1 of (\d+)", visitor.get(f"{path}{query}").text)[0])
+        shown = [len(changes(f"{query}page={number}")) for number in (pages, pages + 1)]
+        assert 0 < shown[0] <= 20
+        assert shown[1] == 0, "and a link back"
     assert 'href="?only=worse#answers"' in whole
     assert visitor.get(f"{path}?only=nonsense").status_code == 400
     safety = visitor.get(f"{path}?suite=safety").text
     assert '<option value="safety" selected>' in safety
     assert set(re.findall(r'<span class="soft">(\w+)</span><code>', safety)) == {"safety"}
+
+
+def test_shares_are_shown_in_percent_also_where_less_is_better(visitor: Visitor, world: World) -> None:
+    page = visitor.get(f"/console/jobs/{world.evaluated}/evaluation").text
+    found = {name: re.findall(r'<td class="n">([^<]*)</td>', row) for name, row in re.findall(r'<td class="w">([\w ]+) <(.*?)</tr>', page)}
+    assert all(value.endswith(" %") for value in found["over refused"][1:3]), "base and previous, after the number of items"
+    assert not any(value.endswith(" %") for value in found["perplexity"])
 
 
 def test_experiment_that_did_not_pass_is_shown_as_not_approved(visitor: Visitor, world: World) -> None:

@@ -191,6 +191,8 @@ def test_a_drop_that_noise_explains_is_a_warning_that_says_how_many_items_would_
         pytest.param(lambda: capable((120, 117, 0)), {}, [], id="a fall of less than two points is allowed"),
         pytest.param(lambda: capable((120, 100, 0)), {"max_capability_drop": 0.1}, [], id="a job may allow more"),
         pytest.param(lambda: capable((120, 100, 0)), {}, ["capability_dropped"], id="ten points are not noise"),
+        pytest.param(lambda: capable((120, 115, 0)), {}, [], id="one chance in 32 may be noise"),
+        pytest.param(lambda: capable((120, 113, 0)), {}, ["capability_dropped"], id="one in 128 is none"),
         pytest.param(lambda: capable((120, 100, 0)), {"capability": []}, [], id="nothing asked, nothing judged"),
         pytest.param(lambda: capable((5, 0, 0), n=6), {}, [], id="six items can tell nothing"),
         pytest.param(lambda: capable((120, 140, 0)), {}, [], id="a gain is no drop"),
@@ -220,6 +222,8 @@ def own(before: int, after: int, *, n: int = 200, max_drop: float = 0.02, min_sc
         pytest.param(lambda: own(120, 100), {}, ["suite_dropped"], "suite_dropped", id="ten points are a fall"),
         pytest.param(lambda: own(120, 100, max_drop=0.1), {}, [], "ok", id="that a suite may allow"),
         pytest.param(lambda: own(12, 10, n=20), {}, [], "suite_drop_within_noise", id="two of twenty may be noise"),
+        pytest.param(lambda: own(120, 115), {}, [], "suite_drop_within_noise", id="one chance in 32 may be noise"),
+        pytest.param(lambda: own(120, 113), {}, ["suite_dropped"], "suite_dropped", id="one in 128 is none"),
         pytest.param(lambda: own(0, 10, n=20, min_score=0.55), {}, ["suite_below_limit"], "suite_below_limit", id="a bar is a bar"),
         pytest.param(lambda: own(0, 11, n=20, min_score=0.55), {}, [], "ok", id="and is reached by as much"),
         pytest.param(lambda: own(3, 2, n=4, min_score=0.75), {}, ["suite_below_limit"], "suite_below_limit", id="also of four items"),
@@ -391,7 +395,8 @@ def test_an_adapter_that_is_worse_than_the_last_one_is_reported_and_blocked_only
     told = judge(made, EvalConfig())
     assert (told.reasons, "worse_than_previous" in told.warnings) == ((), True)
     assert judge(made, parse({"block_regression": True})).reasons == ("worse_than_previous",)
-    assert judge(report(previous=82), parse({"block_regression": True})).reasons == ()
+    assert judge(report(previous=87), parse({"block_regression": True})).reasons == ("worse_than_previous",), "one chance in 128"
+    assert judge(report(previous=85), parse({"block_regression": True})).reasons == (), "one in 32 may be noise"
     first = judge(report(), parse({"block_regression": True}))
     assert [(f.code, f.passed) for f in first.findings if f.rule == "regression"] == [("no_previous", True)]
     assert "no_previous" not in first.warnings

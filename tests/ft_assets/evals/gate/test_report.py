@@ -54,6 +54,19 @@ def test_less_perplexity_is_a_gain() -> None:
     assert (score.ci_low, score.ci_high) == pytest.approx((0.5, 0.5))
 
 
+def test_each_example_counts_by_its_tokens_against_the_base_and_the_last_adapter() -> None:
+    """Short examples gain, and long ones lose more."""
+    nats = {"base": (2.0, 2.0), "adapter": (1.0, 2.5), "previous": (2.0, 2.0)}
+    parts = {who: subject(nll=None) for who in nats}
+    for who, of in nats.items():
+        told = {f"example-{k:05d}": [of[k % 2] * tokens, tokens] for k in range(40) for tokens in ((10.0, 90.0)[k % 2],)}
+        parts[who]["validation"] = section(told)
+    score = built(result(**parts)).score("validation", "perplexity")
+    assert score is not None and score.previous_ci_high is not None
+    assert score.adapter > score.base and score.ci_high < 0
+    assert score.previous_ci_high < 0 and score.previous_p_worse is not None and score.previous_p_worse < 0.01
+
+
 def test_what_is_no_number_counts_as_the_worst_and_never_as_a_gain() -> None:
     nan = float("nan")
     found = scores.compared("s", "acc", {"base": [1.0, 0.0, 1.0], "adapter": [nan, nan, nan]})
@@ -152,6 +165,16 @@ def test_the_most_telling_items_are_losses_gains_and_a_few_by_hash() -> None:
     assert all(s.change == "worse" for s in made.samples if s.why == "loss")
     assert made.samples == built(result(base, adapter), holdout).samples
     assert [s.why for s in most_telling([])] == []
+
+
+@pytest.mark.parametrize(("num_worse", "num_better", "many", "few"), [(40, 3, "loss", "better"), (3, 40, "gain", "worse")])
+def test_the_places_of_a_change_that_runs_out_go_to_the_other(num_worse: int, num_better: int, many: str, few: str) -> None:
+    holdout = items(100)
+    base, adapter = subject(holdout, num_worse), subject(holdout, 0)
+    adapter["holdout"]["answers"] |= {item.id: "yes" for item in holdout[num_worse : num_worse + num_better]}
+    made = built(result(base, adapter), holdout).samples
+    assert [s.change for s in made].count(few) == 3, "none of the few is left out"
+    assert [s.why for s in made].count(many) == 20 - 5 - 3
 
 
 def test_every_item_is_a_row_of_the_samples_file() -> None:

@@ -228,6 +228,7 @@ def test_a_drained_node_is_expected_in_neither_quota_nor_cluster(world: World) -
     try:
         cluster = installed(world.platform)
         world.cluster.objects = cluster.objects
+        assert world.bad() == [], "its GPUs are not idle for want of quota"
         not_ready(world.cluster)
         assert world.bad() == []
     finally:
