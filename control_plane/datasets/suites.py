@@ -293,7 +293,11 @@ def _index(platform: Platform, tenant: str) -> Path:
 def _index_place(platform: Platform, tenant: str, found: Sequence[Suite]) -> Path:
     if _all_shipped(found):
         return shipped_place(platform.settings.work_dir / "shipped_suites")
-    return platform.settings.work_dir / "suite_indexes" / layout.checked_id(tenant) / _digest(found)
+    return _place(platform, tenant, _digest(found))
+
+
+def _place(platform: Platform, tenant: str, digest: str) -> Path:
+    return platform.settings.work_dir / "suite_indexes" / layout.checked_id(tenant) / digest
 
 
 def _build(platform: Platform, tenant: str, found: Sequence[Suite], target: Path) -> None:

@@ -97,7 +97,7 @@ def test_the_page_shows_the_verdict_first_and_nothing_of_a_tenant_comes_alive(ht
     page = answer.text
     assert answer.headers["content-type"].startswith("text/html")
     assert answer.headers["content-security-policy"] == "default-src 'none'; style-src 'unsafe-inline'"
-    assert page.index("Quarantined") < page.index("capability dropped") < page.index("refusals too few") < page.index("exact match")
+    assert page.index("Quarantined") < page.index("Capability dropped") < page.index("Refusals too few") < page.index("exact match")
     assert HOSTILE[:25] not in page
     assert "<script" not in page
     assert "onerror=alert(1)&gt;" in page

@@ -73,7 +73,7 @@ def test_a_checkpoint_without_optimizer_is_not_committed(tmp_path: Path) -> None
         fill(directory)
         (directory / "optimizer.pt").unlink()
 
-    with pytest.raises(IntegrityError, match=r"optimizer\.pt"):
+    with pytest.raises(IntegrityError, match=r"optimizer\.\*"):
         save(tmp_path, 10, write=forgets)
     assert list(tmp_path.iterdir()) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -132,11 +133,11 @@ ROWS = [{"messages": [{"role": "user", "content": f"Where is it {i}?"}, {"role":
 
 
 def every_report(report: Any) -> dict[str, str]:
-    """The report as a terminal, a page and Dagster show it."""
+    """The report as a terminal, a page and Dagster show it; the page has the first word as a heading."""
     body = asdict(report)
     return {
         "terminal": "\n".join(report_lines(body, name="a.jsonl")),
-        "page": report_page(body, name="a.jsonl"),
+        "page": re.sub(r"Contamination</h2>.*?<p[^>]*>", "contamination: ", report_page(body, name="a.jsonl"), flags=re.DOTALL),
         "dagster": report.to_markdown(),
     }
 
