@@ -4,8 +4,8 @@
 
 The quiet tenant sends one streamed chat after the other, first alone, then while a tenant of the same tier keeps so many streams open, each
 of a long answer, from another process; refused ones are sent again after the time that the refusal names. `ratio_p95` is the target's
-figure: at most 3. With `--vllm`, the Python of an environment with vLLM (`make vllm`), the same is measured with it: it has no turns among
-tenants, so that only the limits of the API protect the quiet one.
+figure: at most 3. With `--vllm`, the Python of an environment with vLLM (`make vllm`), the same is measured with it and the plugin
+`ft_fair_turns`.
 """
 
 from __future__ import annotations
