@@ -54,7 +54,10 @@ OWN_SUITES = ("holdout", "validation", "unwanted")
 """Suites whose items are a tenant's."""
 KEPT: Sequence[Mapping[str, str]] = (
     {"what": "ledger, invoices, meter events, refund cases and storage samples", "why": "billing records"},
-    {"what": "audit log without values, addresses and user agents", "why": "record of who changed what, and when"},
+    {
+        "what": "audit log without values, addresses and user agents; names of model routes in it",
+        "why": "record of who changed what, and when",
+    },
     {
         "what": "ids, digests, states, times, settings and metrics of files, datasets, jobs, sweeps, evaluations and adapters; "
         "names of adapters with their suffix",

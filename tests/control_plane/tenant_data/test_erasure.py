@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from cryptography.fernet import Fernet, MultiFernet
 
 from control_plane.adapters import service as adapters
+from control_plane.adapters.tables import adapters as adapters_table
+from control_plane.attempts.tables import health_verdicts
 from control_plane.datasets import suites
+from control_plane.datasets.scored_suites.tables import scored_suites
+from control_plane.datasets.tables import files
+from control_plane.datasets.uploads import multipart_uploads
+from control_plane.evaluations.tables import evaluations
+from control_plane.jobs.tables import jobs, sweep_trials, sweeps
+from control_plane.notifications.tables import deliveries, outbox
 from control_plane.serving import node_files
+from control_plane.serving.tables import model_routes
 from control_plane.tenant_data import deletion, deletion_requests, erasure
 from control_plane.tenants import members
+from control_plane.tenants.tables import idempotency_keys
+from control_plane.tracking.tables import integrations, wandb_runs
 from ft_assets import layout
 from ft_assets.adapters.stages import GRACE
 from ft_assets.errors import IntegrityError
 from resources.object_store.tenant_keys import KEYS, TenantKeys
+from tests.support.jobs.finished_job import rewrite
+from tests.support.platform.database_roles import as_owner
 from tests.support.platform.deletable_tenants import SECRET, Weak, World, killed_while_working, texts_of_database
 
 INSTALLATION_KEY = Fernet.generate_key()
@@ -78,6 +94,58 @@ def test_former_members_lose_their_names_and_addresses_and_present_ones_are_name
     assert members.get(world.platform, tenant, stays.id).email == "stays@example.com"
     (kept,) = [one["what"] for one in deletion.get(world.platform, tenant, id_).proof["kept"] if "keys" in one["what"]]
     assert "members with their names and e-mail addresses" in kept
+
+
+def test_texts_in_tables_of_every_kind_are_erased(world: World) -> None:
+    tenant, now = world.tenant(), world.clock.now
+    adapter_id = world.trained(tenant)
+    job_id = world.row(adapter_id).job_id
+    multipart_uploads.create(
+        world.platform, tenant, num_bytes=9, filename="text of an upload", purpose="fine-tune", mime_type="application/jsonl",
+        column_map={"text of its column": "prompt"},
+    )  # fmt: skip
+    mine = {"tenant_id": tenant, "created_at": now}
+    sealed = {"type": "wandb", "sealed_key": "text of a key", "hint": "text of a hint", "updated_at": now}
+    verdict = {"job_id": job_id, "attempt": 1, "code": "x", "audience": "tenant", "level": "warning", "raised_at": now}
+    suite = {"name": "text of a scored suite", "version": 1, "metric": "reward", "max_drop": 0.1, "num_items": 1, "sha256": "s"}
+    evaluation = {"job_id": job_id, "adapter_id": adapter_id, "base_model": "tiny-base", "base_digest": "b", "kind": "manual"}
+    event = {"seq": 10**9, "id": "evt_1", "type": "x", "subject": job_id, "data": {"note": "text of an event"}}
+    delivery = {"channel": "webhook", "target": "we_1", "event_seq": 10**9, "subject": job_id, "state": "dead", "next_attempt_at": now}
+    rows: list[tuple[sa.Table, dict[str, Any]]] = [
+        (health_verdicts, {"id": "hv-1", **verdict, "message": "text of a verdict", "data": {"value": "text of its value"}}),
+        (evaluations, {"id": "ev-1", **mine, **evaluation, "state": "failed", "error": {"message": "text of an evaluation's error"}}),
+        (scored_suites, {"id": "s-1", **mine, **suite, "grader": {"code": "text of a grader"}, "object_key": "text of its items' key"}),
+        (model_routes, {**mine, "name": "text of a route", "targets": [], "updated_at": now}),
+        (integrations, {**mine, **sealed}),
+        (wandb_runs, {"job_id": job_id, "entity": "text of an entity", "summary": {"text of a metric": 1.0}}),
+        (idempotency_keys, {**mine, "key": "text of an idempotency key", "request_sha256": "r", "job_id": job_id}),
+        (sweeps, {"id": "sw-1", **mine, "request": {"metadata": {"note": "text of a sweep"}}, "settings": {}, "submitted_at": now}),
+        (sweep_trials, {"sweep_id": "sw-1", "number": 1, "parameters": {}, "error": {"message": "text of a trial's error"}}),
+        (outbox, {**mine, **event}),
+        (deliveries, {"id": "dlv_1", **mine, **delivery, "last_error": "text of a receiver"}),
+    ]
+    job = {
+        "reason_detail": "text of a reason",
+        "evaluation": {"note": "text of a report"},
+        "error": {"code": "x", "message": "text of an error"},
+    }
+    file = {"source": "text of a source", "status_details": "text of a refusal", "policies": {"note": "text of policies"}}
+    with world.platform.engine.begin() as conn:
+        for table, row in rows:
+            conn.execute(sa.insert(table).values(row))
+        conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(job))
+        conn.execute(sa.update(files).where(files.c.tenant_id == tenant).values(file))
+    with as_owner(world.platform).begin() as conn:
+        rewrite(conn, adapters_table.c.id == adapter_id, approval_note="text of an approval")
+    before = set(re.findall(r'"([^"]*\btext of [^"]*)"', texts_of_database(world.platform)))
+    assert len(before) == 25, "each is found as long as it is there"
+    id_ = world.delete_data(tenant)
+    assert world.carried_out(id_)
+    after = texts_of_database(world.platform)
+    assert [text for text in sorted(before) if text in after] == ["text of a route"], "which identifies it in the audit log"
+    proof = deletion.get(world.platform, tenant, id_).proof
+    assert any("names of model routes" in one["what"] for one in proof["kept"])
+    assert proof["rows"]["uploads"] == 1
 
 
 def test_the_key_that_encrypted_a_tenants_objects_is_destroyed_with_them(world: World) -> None:
