@@ -265,7 +265,7 @@ def test_a_finished_job_asks_for_nothing(page: Page, world: World) -> None:
     page.goto(f"/console/jobs/{world.failed}", wait_until="networkidle")
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(1500)
-    assert asked == []
+    assert [url for url in asked if not url.endswith("favicon.svg")] == [], "of the browser's own a busy machine may load the icon late"
 
 
 @pytest.mark.slow
