@@ -323,7 +323,8 @@ def test_answers_are_filtered_and_paged_by_the_address_with_disagreements_first(
 
 def test_shares_are_shown_in_percent_also_where_less_is_better(visitor: Visitor, world: World) -> None:
     page = visitor.get(f"/console/jobs/{world.evaluated}/evaluation").text
-    found = {name: re.findall(r'<td class="n">([^<]*)</td>', row) for name, row in re.findall(r'<td class="w">([\w ]+) <(.*?)</tr>', page)}
+    rows = re.findall(r'data-label="Metric"><span>([\w ]+?) ?<(.*?)</tr>', page)
+    found = {name: re.findall(r'<td class="n" data-label="\w+">([^<]*)</td>', row) for name, row in rows}
     assert all(value.endswith(" %") for value in found["refused without need"][1:3]), "base and previous, after the number of items"
     assert not any(value.endswith(" %") for value in found["perplexity"])
 
