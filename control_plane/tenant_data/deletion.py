@@ -37,7 +37,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.protocols import Search
-from control_plane.platform.records import columns, one, one_or_raise, record
+from control_plane.platform.records import columns, many, one, one_or_raise, record
 from control_plane.tenant_data import erasure
 from control_plane.tenant_data.tables import Deletion, Proof, deletion_objects, deletion_requests, deletions
 from ft_assets.errors import Conflict, FtError, NotFound
@@ -76,18 +76,20 @@ class Chain:
 
 
 def request(
-    conn: Connection, *, tenant: str, kind: str, subject: str, reason: str, requested_by: str, now: datetime
-) -> Deletion:  # fmt: skip
-    """Request a deletion; returns the open one if there is one."""
+    conn: Connection, *, tenant: str, kind: str, subject: str, reason: str, requested_by: str, now: datetime, closes_account: bool = False
+) -> Deletion:
+    """Request a deletion; returns the open one if there is one, which closes the account from now on if it is asked to."""
     if not reason.strip():
         raise Conflict("a deletion needs a reason, which is kept in its proof; give one", code="reason_missing", param="reason")
     values = {
         "id": f"del-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "subject_kind": kind, "subject_id": subject, "reason": printable(reason),
-        "requested_by": requested_by, "requested_at": now,
+        "requested_by": requested_by, "requested_at": now, "closes_account": closes_account,
     }  # fmt: skip
     conn.execute(insert(deletion_requests).values(values).on_conflict_do_nothing())
-    same = (deletion_requests.c.subject_kind == kind) & (deletion_requests.c.subject_id == subject)
-    return one(conn, sa.select(*REQUESTED).where(same, deletion_requests.c.done_at.is_(None)), Deletion)
+    same = (deletion_requests.c.subject_kind == kind) & (deletion_requests.c.subject_id == subject) & deletion_requests.c.done_at.is_(None)
+    if closes_account:
+        conn.execute(sa.update(deletion_requests).where(same, ~deletion_requests.c.closes_account).values(closes_account=True))
+    return one(conn, sa.select(*REQUESTED).where(same), Deletion)
 
 
 def carry_out_all(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str]:
@@ -261,14 +263,14 @@ def _conclude(platform: Platform, requested: Deletion, subject: erasure.Subject,
     mine = deletion_objects.c.deletion_id == id_
     with platform.engine.begin() as conn:
         conn.execute(sa.text("SELECT pg_advisory_xact_lock(:id)"), {"id": CHAIN_LOCK})
-        columns = (deletion_requests.c.removed, deletion_requests.c.done_at, deletion_requests.c.absent_at)
-        removed, done, absent_at = conn.execute(sa.select(*columns).where(deletion_requests.c.id == id_).with_for_update()).one()
+        columns = (getattr(deletion_requests.c, name) for name in ("removed", "done_at", "absent_at", "closes_account"))
+        removed, done, absent_at, closes = conn.execute(sa.select(*columns).where(deletion_requests.c.id == id_).with_for_update()).one()
         if done is not None:
             return
         order = (deletion_objects.c.object_key, deletion_objects.c.deleted_at, deletion_objects.c.sha256)
         objects = conn.execute(sa.select(deletion_objects).where(mine).order_by(*order)).all()
         previous = conn.execute(sa.select(deletions.c.sha256).order_by(deletions.c.seq.desc()).limit(1)).scalar()
-        rows = subject.erase(conn, now)
+        rows = subject.erase(conn, now, closes_account=closes)
         proof = {
             "requested_by": requested.requested_by,
             "objects": [
@@ -288,7 +290,8 @@ def _conclude(platform: Platform, requested: Deletion, subject: erasure.Subject,
                 "records": [one for one in removed if "store" in one],
                 "keys_destroyed": num_keys,
                 "searched": [{"store": s.store, "searched": list(s.searched), "found": len(s.found)} for s in searches],
-                "kept": [dict(one) for one in erasure.KEPT],
+                "account_closed": closes,
+                "kept": [dict(one) for one in erasure.kept(closes_account=closes)],
                 "not_inspected": [*erasure.NOT_INSPECTED, *(part for s in searches for part in s.not_searched)],
             }
         proven = Proof(
@@ -335,6 +338,13 @@ def list_deletions(platform: Platform, tenant: str, *, after: str | None = None,
         return page(
             conn, query, (deletion_requests.c.requested_at, id_), of=Deletion, id_column=id_, after=after, limit=limit, max_limit=100
         )
+
+
+def list_all(platform: Platform, tenant: str) -> list[Deletion]:
+    """Return all deletions of the tenant, newest first, for operators."""
+    mine = sa.select(*REQUESTED).where(deletion_requests.c.tenant_id == tenant).order_by(deletion_requests.c.requested_at.desc())
+    with platform.engine.connect() as conn:
+        return many(conn, mine, Deletion)
 
 
 def get(platform: Platform, tenant: str, deletion_id: str) -> Deletion:

@@ -12,18 +12,26 @@ from control_plane.tenant_data.erasure import AdapterFiles, Servers
 from control_plane.tenant_data.tables import Deletion
 from control_plane.tenants import service as tenants
 from ft_assets.adapters.stages import GRACE, Stage
-from ft_assets.errors import InvalidRequest
+from ft_assets.errors import Forbidden, InvalidRequest
 
 MAX_REASON_CHARS = 1000
 AT_A_TIME = 100
 
 
-def request_tenant(platform: Platform, tenant: str, *, confirm: str, reason: str, requested_by: str) -> Deletion:
+def request_tenant(
+    platform: Platform, tenant: str, *, confirm: str, reason: str, requested_by: str, close_account: bool = False, by_owner: bool = True
+) -> Deletion:
     """Request the deletion of everything `tenant` has stored, now and until it is done; returns the open one if there is one.
 
-    `confirm` is the tenant's id again, because a deletion cannot be undone.
+    `confirm` is the tenant's id again, because a deletion cannot be undone. `close_account`: the account ends with it, also with one that
+    is open already; an owner's to ask (`by_owner`). ``Conflict`` (``account_closed``) afterwards.
     """
-    tenants.get(platform, tenant)
+    if close_account and not by_owner:
+        raise Forbidden(
+            "only an owner closes the account; use an owner's key, or one of the tenant's own that an owner made",
+            code="owner_required",
+            param="close_account",
+        )
     if confirm != tenant:
         raise InvalidRequest(
             f"confirm {confirm[:60]!r} is not the tenant's id {tenant!r}; type the id to delete all of its data permanently",
@@ -33,9 +41,11 @@ def request_tenant(platform: Platform, tenant: str, *, confirm: str, reason: str
     if len(reason) > MAX_REASON_CHARS:
         raise InvalidRequest(f"reason has {len(reason)} characters, at most {MAX_REASON_CHARS} are kept", param="reason")
     with platform.engine.begin() as conn:
+        tenants.lock_open(conn, tenant)
         return deletion.request(
-            conn, tenant=tenant, kind=deletion.TENANT, subject=tenant, reason=reason, requested_by=requested_by, now=platform.clock()
-        )
+            conn, tenant=tenant, kind=deletion.TENANT, subject=tenant, reason=reason, requested_by=requested_by, now=platform.clock(),
+            closes_account=close_account,
+        )  # fmt: skip
 
 
 def archive_due(platform: Platform, *, at_a_time: int = AT_A_TIME) -> list[str]:

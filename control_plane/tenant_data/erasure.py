@@ -23,6 +23,7 @@ from sqlalchemy.engine import Connection
 from control_plane.adapters import promotions
 from control_plane.adapters.tables import adapters, exports
 from control_plane.attempts.tables import agents, checkpoints, health_verdicts
+from control_plane.billing.tables import budget_alerts, budgets
 from control_plane.datasets.scored_suites.tables import scored_suites
 from control_plane.datasets.tables import datasets, eval_suites, files, loose_objects, upload_parts, uploads
 from control_plane.evaluations import answer_cache
@@ -31,7 +32,7 @@ from control_plane.jobs import service as jobs_service
 from control_plane.jobs.sweeps import service as sweeps
 from control_plane.jobs.tables import job_events, jobs, sweep_trials
 from control_plane.jobs.tables import sweeps as sweeps_table
-from control_plane.notifications.tables import deliveries, outbox
+from control_plane.notifications.tables import deliveries, outbox, webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.protocols import Replica
@@ -40,7 +41,7 @@ from control_plane.sandbox import scratch
 from control_plane.serving import node_files, rollout
 from control_plane.serving.tables import deployments, model_routes, model_servers, replica_adapters
 from control_plane.tenant_data.tables import Deletion
-from control_plane.tenants.tables import audit_log, idempotency_keys, members
+from control_plane.tenants.tables import api_keys, audit_log, idempotency_keys, members, tenants
 from control_plane.tracking.tables import integrations, wandb_runs
 from ft_assets import layout
 from ft_assets.adapters.stages import Stage
@@ -52,6 +53,14 @@ KEPT_REPORT: Mapping[str, Any] = {"erased": True, "stats": {}, "policies": {}, "
 TEXTS_OF_REQUEST = ("metadata", "integrations", "suffix")
 OWN_SUITES = ("holdout", "validation", "unwanted")
 """Suites whose items are a tenant's."""
+ACCOUNT = {
+    "what": "tenant, members with their names and e-mail addresses, keys, budgets and webhook endpoints",
+    "why": "the account stays open",
+}
+CLOSED = {
+    "what": "the tenant's id, tier and limits, when it was closed, and ids, digests, scopes and times of its keys and webhook endpoints",
+    "why": "invoices, proofs and the audit log refer to them",
+}
 KEPT: Sequence[Mapping[str, str]] = (
     {"what": "ledger, invoices, meter events, refund cases and storage samples", "why": "billing records"},
     {
@@ -63,11 +72,11 @@ KEPT: Sequence[Mapping[str, str]] = (
         "names of adapters with their suffix",
         "why": "lineage, invoices and proofs refer to them",
     },
-    {"what": "tenant, members with their names and e-mail addresses, keys, budgets and webhook endpoints", "why": "the account stays open"},
+    ACCOUNT,
     {"what": "roles and times of former members, without names and addresses", "why": "record of who could change what, and when"},
     {"what": "deletions with their reasons and proofs", "why": "evidence of the deletion"},
 )
-"""What stays in the database about a tenant."""
+"""What stays in the database about a tenant whose account stays open."""
 NOT_INSPECTED = (
     "logs of the platform's services and of the database server",
     "what collectors of logs and traces, webhook endpoints, e-mail receivers and Weights & Biases were sent",
@@ -95,6 +104,11 @@ class Servers:
         return rollout.ask(self.platform).replicas
 
 
+def kept(*, closes_account: bool) -> Sequence[Mapping[str, str]]:
+    """Return what stays in the database about a tenant, and why."""
+    return [CLOSED if one is ACCOUNT and closes_account else one for one in KEPT]
+
+
 class Subject(Protocol):
     SETTLES: ClassVar[timedelta]
     """How long nothing may have been found before the final search."""
@@ -119,7 +133,7 @@ class Subject(Protocol):
     def recorded_ids(self, platform: Platform) -> Sequence[str] | None:
         """Ids under which other systems (:attr:`Platform.records`) know it; None if their records stay."""
 
-    def erase(self, conn: Connection, now: datetime) -> dict[str, int]:
+    def erase(self, conn: Connection, now: datetime, *, closes_account: bool) -> dict[str, int]:
         """Erase the texts in the database; returns rows changed or deleted, by table."""
 
 
@@ -176,7 +190,7 @@ class AdapterFiles:
     def recorded_ids(self, platform: Platform) -> None:
         """None: its runs and its record stay."""
 
-    def erase(self, conn: Connection, now: datetime) -> dict[str, int]:
+    def erase(self, conn: Connection, now: datetime, *, closes_account: bool) -> dict[str, int]:  # noqa: ARG002 - it is a tenant's
         job_id = conn.execute(sa.select(adapters.c.job_id).where(adapters.c.id == self.id)).scalar_one()
         final = sa.update(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.final, checkpoints.c.removed_at.is_(None))
         return {
@@ -266,11 +280,14 @@ class TenantData:
     def recorded_ids(self, platform: Platform) -> Sequence[str]:
         return _column(platform, sa.union_all(*map(self._ids, (jobs, files, adapters, evaluations))))
 
-    def erase(self, conn: Connection, now: datetime) -> dict[str, int]:
+    def erase(self, conn: Connection, now: datetime, *, closes_account: bool) -> dict[str, int]:
         archived = adapters.c.stage != Stage.ARCHIVED.value  # first, because an older record may change only this way
         stage = {"stage": Stage.ARCHIVED.value, "archived_at": now}
         ended = conn.execute(sa.update(adapters).where(adapters.c.tenant_id == self.tenant, archived).values(stage)).rowcount
-        counted = {name: conn.execute(statement).rowcount for name, statement in _statements(self.tenant, now).items()}
+        statements = _statements(self.tenant, now)
+        if closes_account:  # before the audit log, which quotes what they change
+            statements = _of_account(self.tenant, now) | {name: one for name, one in statements.items() if name != "members"}
+        counted = {name: conn.execute(statement).rowcount for name, statement in statements.items()}
         return counted | {"adapters": ended}
 
     def _ids(self, table: sa.Table) -> sa.Select[Any]:
@@ -391,6 +408,9 @@ def _statements(tenant: str, now: datetime) -> dict[str, sa.Executable]:
         "approval_notes": sa.update(adapters).where(adapters.c.tenant_id == tenant, adapters.c.approval_note.is_not(None)).values(
             approval_note=None
         ),
+        "release_reasons": sa.update(adapters).where(adapters.c.tenant_id == tenant, adapters.c.release_reason.is_not(None)).values(
+            release_reason=ERASED
+        ),
         "members": sa.update(members).where(members.c.tenant_id == tenant, members.c.removed_at.is_not(None)).values(
             name=ERASED, email=ERASED
         ),
@@ -414,5 +434,34 @@ def _statements(tenant: str, now: datetime) -> dict[str, sa.Executable]:
         "outbox": sa.update(outbox).where(outbox.c.tenant_id == tenant).values(data={}),
         "audit_log": sa.update(audit_log).where(audit_log.c.tenant_id == tenant, audit_log.c.redacted_at.is_(None)).values(
             changes={}, ip=None, user_agent=None, salt=None, redacted_at=now  # last: it also covers the log lines of the changes above
+        ),
+    }  # fmt: skip
+
+
+def _of_account(tenant: str, now: datetime) -> dict[str, sa.Executable]:
+    """End the account: nobody signs in any more, and no name, address or secret of it is left."""
+    ended: dict[str, Any] = {
+        "name": ERASED,
+        "url": ERASED,
+        "sealed_url": "",
+        "secrets": [],
+        "state": "disabled",
+        "disabled_reason": None,
+        "updated_at": now,
+    }
+    return {
+        "members": sa.update(members).where(members.c.tenant_id == tenant).values(
+            name=ERASED, email=ERASED, removed_at=sa.func.coalesce(members.c.removed_at, now)
+        ),
+        "api_keys": sa.update(api_keys).where(api_keys.c.tenant_id == tenant).values(
+            name=ERASED, hint="", revoked_at=sa.func.coalesce(api_keys.c.revoked_at, now)
+        ),
+        "webhook_endpoints": sa.update(webhook_endpoints).where(webhook_endpoints.c.tenant_id == tenant).values(
+            **ended, deleted_at=sa.func.coalesce(webhook_endpoints.c.deleted_at, now)
+        ),
+        "budget_alerts": sa.delete(budget_alerts).where(budget_alerts.c.tenant_id == tenant),
+        "budgets": sa.delete(budgets).where(budgets.c.tenant_id == tenant),
+        "tenants": sa.update(tenants).where(tenants.c.id == tenant).values(
+            name=tenants.c.id, closed_at=now, suspended_at=now, suspended_reason="the account was closed"
         ),
     }  # fmt: skip

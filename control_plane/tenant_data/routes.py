@@ -32,9 +32,12 @@ def export_data(platform: PlatformDep, tenant: Admin) -> StreamingResponse:
 def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: schemas.DeleteData) -> Deletion:
     """Delete all data of the tenant permanently: jobs are cancelled, adapters withdrawn and every object deleted. This cannot be undone.
 
-    The response is the deletion in progress; `GET /v1/deletions/{deletion_id}` returns its proof once it is done.
+    The response is the deletion in progress; `GET /v1/deletions/{deletion_id}` returns its proof once it is done. With `close_account`,
+    the account ends at that moment, and the proof is your operator's to send.
     """
-    return deletion_requests.request_tenant(platform, principal.tenant.id, **body.model_dump(), requested_by=principal.id)
+    return deletion_requests.request_tenant(
+        platform, principal.tenant.id, **body.model_dump(), requested_by=principal.id, by_owner=principal.may_name_owners
+    )
 
 
 @router.get("/deletions", summary="List deletions", response_model=ListOf[schemas.Deletion])

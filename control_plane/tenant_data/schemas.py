@@ -14,6 +14,9 @@ class DeleteData(ApiBody):
     """The id of your tenant, to confirm that all of its data is to be deleted permanently."""
     reason: str
     """Why the data is deleted, at most 1,000 characters; kept in the proof."""
+    close_account: bool = False
+    """Whether the account ends with its data: members with names and addresses, keys, webhook endpoints and budgets. Keys work until the
+    deletion is done. Only for owners, and keys of the tenant itself that an owner made."""
 
 
 class Deletion(ApiModel):
@@ -33,6 +36,8 @@ class Deletion(ApiModel):
     """Why it was deleted."""
     requested_by: str
     """Id of the API key that requested it, `operator`, or `retention` (an adapter deprecated 30 days ago)."""
+    closes_account: bool
+    """Whether the account of the tenant is closed with it."""
     requested_at: EpochSeconds
     """When it was requested, as Unix time in seconds."""
     done_at: EpochSeconds | None

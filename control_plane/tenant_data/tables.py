@@ -52,6 +52,7 @@ deletion_requests = sa.Table(
     sa.Column("subject_id", sa.Text, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("requested_by", sa.Text, nullable=False),  # id of a key, operator, or retention
+    sa.Column("closes_account", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("waiting_for", sa.Text),  # why it is not done yet
     sa.Column("removed", JSONB, nullable=False, server_default="[]"),  # directories and records of other systems, with their contents
     timestamp("requested_at"),
@@ -74,6 +75,7 @@ class Deletion:
     subject_id: str
     reason: str
     requested_by: str
+    closes_account: bool
     waiting_for: str | None
     requested_at: datetime
     done_at: datetime | None

@@ -10,7 +10,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, one, one_or_raise, record
 from control_plane.tenants.rules import Principal, Role, Tenant, check_name, person_of, role_named
-from control_plane.tenants.service import find_tenant, of_member
+from control_plane.tenants.service import find_tenant, lock_open, of_member
 from control_plane.tenants.tables import TENANT, Member, api_keys, members, tenants
 from ft_assets.errors import Conflict, Forbidden, NotFound, QuotaExceeded
 
@@ -25,7 +25,7 @@ def add(platform: Platform, tenant: str, *, email: str, role: str, name: str | N
     held = role_named(role)
     values = person_of(tenant, email, held, name=name, now=platform.clock())
     with platform.engine.begin() as conn:
-        find_tenant(conn, tenant, lock=True)
+        lock_open(conn, tenant)
         _check_owners(by_owner, held)
         present = members.c.tenant_id == tenant, members.c.removed_at.is_(None)
         num = conn.execute(sa.select(sa.func.count()).select_from(members).where(*present)).scalar_one()

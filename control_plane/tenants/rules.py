@@ -121,6 +121,8 @@ class Tenant:
     suspended_at: datetime | None = None
     """When it was suspended: calls of its keys are refused and nothing new starts; running jobs continue."""
     suspended_reason: str | None = None
+    closed_at: datetime | None = None
+    """When its account was closed, with the deletion of its data: it has no members and no keys, and gets none."""
 
     @property
     def limits(self) -> Self:

@@ -26,6 +26,8 @@ class Tenant(ApiModel):
     """When it was suspended, as Unix time in seconds; null if it is not."""
     suspended_reason: str | None
     """Why it was suspended; null if it is not."""
+    closed_at: EpochSeconds | None
+    """When its account was closed, as Unix time in seconds; null if it is open."""
 
 
 class NewTenant(Tenant):

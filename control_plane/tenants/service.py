@@ -101,6 +101,17 @@ def find_tenant(conn: Connection, tenant: str, *, lock: bool = False) -> Tenant:
     return one_or_raise(conn, query.with_for_update(key_share=True) if lock else query, Tenant, missing)
 
 
+def lock_open(conn: Connection, tenant: str) -> Tenant:
+    """Lock the tenant as :func:`find_tenant` does; ``Conflict`` (``account_closed``) if its account was closed."""
+    found = find_tenant(conn, tenant, lock=True)
+    if found.closed_at is not None:
+        raise Conflict(
+            f"the account of {tenant} was closed at {found.closed_at:%Y-%m-%d %H:%M} UTC, with all of its data; create another tenant",
+            code="account_closed",
+        )
+    return found
+
+
 def list_all(platform: Platform) -> list[Tenant]:
     """Return every tenant, for operators."""
     with platform.engine.connect() as conn:
@@ -140,7 +151,7 @@ def create_key(
         "names_owners": member_id is None and Scope.ADMIN in requested and (by is None or by.may_name_owners),
     }  # fmt: skip
     with platform.engine.begin() as conn:
-        owner = find_tenant(conn, tenant, lock=True)
+        owner = lock_open(conn, tenant)
         if requests_per_minute is not None and not 1 <= requests_per_minute <= owner.requests_per_minute:
             raise InvalidRequest(
                 f"requests_per_minute {requests_per_minute} is outside 1..{owner.requests_per_minute}, the limit of {tenant}; "

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from control_plane.platform.context import Platform
 from control_plane.platform.records import one
 from control_plane.tenants.rules import Tenant, tier_named
-from control_plane.tenants.service import find_tenant
+from control_plane.tenants.service import lock_open
 from control_plane.tenants.tables import TENANT, tenants
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable
@@ -39,7 +39,7 @@ def update(platform: Platform, tenant: str, changes: Mapping[str, Any]) -> Tenan
     if "name" in values:
         _check_text("name", values["name"], MAX_NAME_CHARS)
     with platform.engine.begin() as conn:
-        old = find_tenant(conn, tenant, lock=True)
+        old = lock_open(conn, tenant)
         tier = tier_named(values.get("tier") or old.tier)
         values["tier"] = tier.name
         if values.get("max_jobs_in_flight", 0) is None:
@@ -65,7 +65,7 @@ def resume(platform: Platform, tenant: str) -> Tenant:
 
 def _set(platform: Platform, tenant: str, **values: Any) -> Tenant:
     with platform.engine.begin() as conn:
-        find_tenant(conn, tenant, lock=True)
+        lock_open(conn, tenant)
         return one(conn, sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(*TENANT), Tenant)
 
 

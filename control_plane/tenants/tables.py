@@ -22,7 +22,7 @@ tenants = sa.Table(
     sa.Column("soft_gpu_hours", sa.Float), sa.Column("hard_gpu_hours", sa.Float),  # per month; null: those of the tier
     sa.Column("requests_per_minute", sa.Integer),  # of each key; null: that of the tier
     timestamp("suspended_at", nullable=True), sa.Column("suspended_reason", sa.Text),
-    timestamp("created_at"),
+    timestamp("created_at"), timestamp("closed_at", nullable=True),
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def _own_or_of_tier(name: str) -> sa.ColumnElement[Any]:
 
 
 TENANT = [
-    *(tenants.c[name] for name in ("id", "name", "tier", "max_jobs_in_flight", "suspended_at", "suspended_reason")),
+    *(tenants.c[name] for name in ("id", "name", "tier", "max_jobs_in_flight", "suspended_at", "suspended_reason", "closed_at")),
     *(_own_or_of_tier(name) for name in ("soft_gpu_hours", "hard_gpu_hours", "requests_per_minute")),
 ]
 """Columns of a :class:`~control_plane.tenants.rules.Tenant`, with its effective limits."""

@@ -142,9 +142,11 @@ class DataExport(Resource):
 class Deletions(Resource):
     """Deletions with their proofs, and the deletion of all data."""
 
-    def request_everything(self, *, confirm: str, reason: str) -> Record:
-        """Permanently deletes everything that the tenant stored; ``confirm`` is its id. Carried out after the response."""
-        return self._api.call("POST", at("/v1/data_deletions"), json={"confirm": confirm, "reason": reason}, repeatable=True)
+    def request_everything(self, *, confirm: str, reason: str, close_account: bool = False) -> Record:
+        """Permanently deletes everything that the tenant stored; ``confirm`` is its id. Carried out after the response. `close_account`:
+        members, keys, webhook endpoints and budgets end with it; only for owners."""
+        body = {"confirm": confirm, "reason": reason, "close_account": close_account}
+        return self._api.call("POST", at("/v1/data_deletions"), json=body, repeatable=True)
 
     def list(self, *, limit: int = 100, after: str | None = None) -> Pages:
         """Lists deletions of adapters and of the tenant's data, newest first, without their proofs."""

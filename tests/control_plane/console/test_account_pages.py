@@ -162,7 +162,9 @@ def test_only_failed_deliveries_of_the_chosen_time_are_sent_again(platform: Plat
     assert visitor.post(f"{path}/replay", hours="100000").status_code == 400
 
 
-def test_all_data_is_deleted_only_if_the_tenant_is_named(platform: Platform, tenant: Tenant, visitor: Visitor, other: Visitor) -> None:
+def test_all_data_is_deleted_only_if_the_tenant_is_named(
+    platform: Platform, tenant: Tenant, visitor: Visitor, other: Visitor, visit: Callable[[str], Visitor]
+) -> None:
     path = "/console/settings/data"
     assert "This cannot be undone" in visitor.get(path).text
     for refused in (
@@ -176,6 +178,14 @@ def test_all_data_is_deleted_only_if_the_tenant_is_named(platform: Platform, ten
     (asked,) = deletion.list_deletions(platform, tenant.id).items
     assert (asked.subject_kind, asked.reason, asked.done_at) == ("tenant", "contract ended", None)
     assert "contract ended" in visitor.get(answer.headers["location"]).text
+    assert not asked.closes_account
+    admin = members.add(platform, tenant.id, email="admin@example.com", role="admin")
+    as_admin = visit(tenants.create_key(platform, tenant.id, name="a", scopes=["admin"], member_id=admin.id).secret)
+    assert "close_account" not in as_admin.get(path).text and "close_account" in visitor.get(path).text
+    assert as_admin.post(f"{path}/delete", confirm=tenant.id, reason="x", close_account="on").status_code == 403
+    answer = visitor.post(f"{path}/delete", confirm=tenant.id, reason="contract ended", close_account="on")
+    assert [one.closes_account for one in deletion.list_deletions(platform, tenant.id).items] == [True]
+    assert "All data and the account" in visitor.get(answer.headers["location"]).text
 
 
 def test_everything_is_exported_with_the_session(visitor: Visitor) -> None:

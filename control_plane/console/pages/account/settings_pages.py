@@ -65,8 +65,15 @@ def data(page: PageDep, tenant: Admin) -> HTMLResponse:
 
 @router.post("/data/delete")
 def delete_data(
-    page: PageDep, principal: AdminPrincipal, confirm: Annotated[str, Form()] = "", reason: Annotated[str, Form()] = ""
+    page: PageDep,
+    principal: AdminPrincipal,
+    confirm: Annotated[str, Form()] = "",
+    reason: Annotated[str, Form()] = "",
+    close_account: Annotated[str, Form()] = "",
 ) -> Response:
     """Request the deletion of all data; `confirm` is the tenant's id, typed by the person."""
-    deletion_requests.request_tenant(page.platform, principal.tenant.id, confirm=confirm.strip(), reason=reason, requested_by=principal.id)
+    deletion_requests.request_tenant(
+        page.platform, principal.tenant.id, confirm=confirm.strip(), reason=reason, requested_by=principal.id,
+        close_account=bool(close_account), by_owner=principal.may_name_owners,
+    )  # fmt: skip
     return see(f"{SETTINGS}/data", "deletion-requested")

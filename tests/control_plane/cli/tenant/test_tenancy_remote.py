@@ -115,6 +115,17 @@ def test_operators_change_tenants_on_the_machine_under_their_own_name(run: Ft) -
     assert list(lines[0]["changes"]) == ["suspended_at", "suspended_reason"]
 
 
+def test_an_operator_closes_an_account_and_prints_what_its_deletions_wait_for(run: Ft) -> None:
+    id_ = f"t-{uuid.uuid4().hex[:8]}"
+    run("admin", "tenants", "create", id_)
+    asked = run("admin", "tenants", "delete-data", id_, "--reason", "left", "--confirm", id_, "--close-account", "--json")
+    assert asked["closes_account"] and asked["waiting_for"]
+    assert run("admin", "tenants", "deletions", id_, "--json") == [asked]
+    assert "left" in run("admin", "tenants", "deletions", id_)
+    with pytest.raises(FtError, match="no tenant 'nobody'"):
+        run("admin", "tenants", "deletions", "nobody")
+
+
 def test_an_operators_key_is_made_listed_and_revoked(run: Ft) -> None:
     made = run("admin", "operators", "create", "Ada", "--json")
     assert made["secret"].startswith("ft-op-") and made["id"] in run("admin", "operators", "list")
