@@ -96,13 +96,14 @@ def server(*options: str) -> Process:
     )
 
 
-def vllm_server(python: Path, *, base_digest: str, max_num_seqs: int) -> Process:
-    """The real vLLM on CPUs (`make vllm`), which serves the base without adapters."""
+def vllm_server(python: Path, *, base_digest: str, max_num_seqs: int, step_tokens: int = 256) -> Process:
+    """The real vLLM on CPUs (`make vllm`), which serves the base without adapters, with as many tokens a step as the embedded server."""
     port = free_port()
     command = [
         str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(BASE), "--host", "127.0.0.1", "--port", str(port),
         "--served-model-name", BASE_NAME, f"{BASE_NAME}@sha256:{base_digest}", "--dtype", "float32", "--max-model-len", "1024",
-        "--max-num-seqs", str(max_num_seqs), "--kv-cache-memory-bytes", str(256 << 20), "--api-key", TOKEN,
+        "--max-num-seqs", str(max_num_seqs), "--max-num-batched-tokens", str(step_tokens), "--kv-cache-memory-bytes", str(256 << 20),
+        "--api-key", TOKEN,
     ]  # fmt: skip
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     env = {**quiet, "VLLM_HOST_IP": "127.0.0.1", "VLLM_PLUGINS": "ft_fair_turns"}
