@@ -13,7 +13,7 @@ from control_plane.capacity import configured_pools
 from control_plane.models.catalogue import catalogue_of
 from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.protocols import IdentityProvider, ModelServers, TenantRecords
-from control_plane.platform.secrets import cipher, inference_token, oidc_client_secret
+from control_plane.platform.secrets import inference_token, oidc_client_secret
 from control_plane.platform.settings import Settings
 from control_plane.platform.webhook_targets import parse_networks
 from ft_assets.base_models import Catalogue
@@ -46,24 +46,17 @@ def _open(_pid: int, settings: Settings, client_options: tuple[tuple[str, Any], 
     prices.load(settings.prices_file)  # reports an error in the price lists now, rather than when the first attempt is billed
     configured_pools.configured(settings, utc_now())  # and one in the pools, rather than when the first job is submitted
     models = catalogue_of(settings)
-    servers = _servers(settings, models)
+    servers, objects = _servers(settings, models), object_store.of_settings(settings, dict(client_options))
     return Platform(
         logins=shared_logins(control_plane_url(settings)),
-        objects=object_store.from_url(
-            settings.object_store,
-            cold_dir=settings.cold_dir,
-            cold_class=settings.cold_storage_class,
-            tenant_key=settings.tenant_key,
-            cipher=lambda: cipher(settings),
-            client_options=dict(client_options),
-        ),
+        objects=objects,
         models=models,
         fleet=HttpFleet(settings.inference_urls, token=inference_token(settings), volume=adapters_volume(settings))
         if any(settings.inference_urls) or servers is not None
         else None,
         servers=servers,
         settings=settings,
-        tracker=MlflowTracker(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
+        tracker=MlflowTracker(uri=settings.mlflow_uri, objects=objects) if settings.mlflow_uri else None,
         registry=MlflowRegistry(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
         wandb=HttpWandb(url=settings.wandb_url) if settings.wandb_url else None,
         webhooks=HttpWebhookSender(allowed=parse_networks(settings.webhook_allow)),

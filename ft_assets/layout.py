@@ -16,6 +16,7 @@
     tenants/<t>/suites/<suite_id>.jsonl                        items of the tenant's evaluation suite
     tenants/<t>/scored_suites/<suite_id>.jsonl                 items of a version of the tenant's scored suite
     tenants/<t>/suite_indexes/<digest>/...                     index over the suites that the tenant's datasets are checked against
+    tenants/<t>/mlflow/<run>/artifacts/...                     files of a run in MLflow
     base_models/<digest>/{config.json, model.safetensors, ...}   without a tenant: what workloads on any node load
     suites/<suite_id>.jsonl                                    items of an operator's suite, without a tenant
 
@@ -105,6 +106,10 @@ def scored_suite_key(tenant: str, suite_id: str) -> str:
 
 def suite_index_prefix(tenant: str, digest: str) -> str:
     return f"{tenant_prefix(tenant)}/suite_indexes/{checked_id(digest)}"
+
+
+def mlflow_prefix(tenant: str) -> str:
+    return f"{tenant_prefix(tenant)}/mlflow"
 
 
 def pack_prefix(tenant: str, fingerprint: str) -> str:

@@ -18,6 +18,7 @@ import pytest
 
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
+from ft_assets import layout
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.span_collector import Collector, Received, collecting
 
@@ -115,7 +116,7 @@ def test_a_job_is_one_trace_from_its_request_to_its_adapter_and_one_tracked_run(
                 done = subprocess.run(steps, env=watched, cwd=ROOT, capture_output=True, text=True, timeout=500)
                 assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
                 until_sent(collector)
-                until_tracked(Path(env["FT_HOME"]) / "mlflow-artifacts" / owner.id)
+                until_tracked(fresh_platform, owner.id)
     check_spans(collector, owner.id, job_id)
     home = Path(env["FT_HOME"])
     logged = [json.loads(line) for line in (home / "api.log").read_text().splitlines() if line.startswith("{")]
@@ -127,22 +128,28 @@ def test_a_job_is_one_trace_from_its_request_to_its_adapter_and_one_tracked_run(
     assert any(line["message"].startswith("step ") for line in ours)
     assert {(line["service"], line["tenant"], line["job"], line["attempt"]) for line in ours} == {("ft-training", owner.id, job_id, 1)}
     assert {line["trace_id"] for line in ours} == {CALLER_TRACE}
-    check_tracked_files(home / "mlflow-artifacts" / owner.id)
+    check_tracked_files(fresh_platform, owner.id)
 
 
-def check_tracked_files(artifacts: Path) -> None:
-    files = {str(f).partition("/artifacts/")[2]: f for f in artifacts.rglob("*") if f.is_file()}
+def tracked(platform: Platform, tenant: str) -> dict[str, str]:
+    """Keys of the files of a tenant's runs in MLflow, by their paths."""
+    return {info.key.partition("/artifacts/")[2]: info.key for info in platform.objects.list(layout.mlflow_prefix(tenant))}
+
+
+def check_tracked_files(platform: Platform, tenant: str) -> None:
+    files = tracked(platform, tenant)
     trained = {"spec.json", "loss_curve.svg", "step_metrics.csv", "model/adapter_config.json", "model/manifest.json"}
     assert set(files) == trained | {f"evaluation/{name}" for name in ("report.json", "report.md", "scores.json", "gate.json")}
-    assert json.loads(files["evaluation/report.json"].read_text())["report"]["samples"] == [], "no row of the tenant's data"
-    assert json.loads(files["model/adapter_config.json"].read_text())["peft_type"] == "LORA"
+    read = platform.objects.get_bytes
+    assert json.loads(read(files["evaluation/report.json"]))["report"]["samples"] == [], "no row of the tenant's data"
+    assert json.loads(read(files["model/adapter_config.json"]))["peft_type"] == "LORA"
 
 
-def until_tracked(artifacts: Path) -> None:
+def until_tracked(platform: Platform, tenant: str) -> None:
     """Tracking of an ended training is completed behind everybody's back."""
     deadline = time.monotonic() + 60
-    while not list(artifacts.rglob("model/manifest.json")):
-        assert time.monotonic() < deadline, sorted(artifacts.rglob("*"))
+    while "model/manifest.json" not in (found := tracked(platform, tenant)):
+        assert time.monotonic() < deadline, found
         time.sleep(0.2)
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.protocols import ObjectStore
-from control_plane.platform.secrets import cipher
 from ft_assets.adapters import package, whole_model
 from ft_assets.adapters.exports.archive import TOKENIZER
 from ft_assets.base_models import CHANGED, model_digest
@@ -30,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         settings = settings_module.load()
-        store = object_store.from_url(settings.object_store, tenant_key=settings.tenant_key, cipher=lambda: cipher(settings))
+        store = object_store.of_settings(settings)
         fetch(store, args.prefix, manifest_sha256=args.manifest_sha256, into=args.into)
         if args.base_dir is not None:
             add_tokenizer(args.base_dir, base_digest=args.base_digest, into=args.into)

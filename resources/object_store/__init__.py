@@ -11,6 +11,8 @@ from urllib.parse import unquote, urlsplit
 from cryptography.fernet import MultiFernet
 
 from control_plane.platform.protocols import ObjectStore
+from control_plane.platform.secrets import cipher
+from control_plane.platform.settings import Settings
 from ft_assets.errors import InvalidRequest
 from resources.object_store.local import LocalObjectStore
 from resources.object_store.tenant_keys import KEYS, TenantKeys
@@ -47,8 +49,16 @@ def from_url(
     raise InvalidRequest(f"object store {url!r} is not file:///<directory> or s3://<bucket>/<prefix>", code="invalid_object_store")
 
 
+def of_settings(settings: Settings, client_options: Mapping[str, Any] = MappingProxyType({})) -> ObjectStore:
+    """Open the store that `settings` name, with the keys of its tenants."""
+    return from_url(
+        settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class, tenant_key=settings.tenant_key,
+        cipher=lambda: cipher(settings), client_options=client_options,
+    )  # fmt: skip
+
+
 def _invalid_key(url: str, tenant_key: str, fix: str) -> InvalidRequest:
     return InvalidRequest(f"FT_TENANT_KEY is {tenant_key!r} with the object store {url!r}; {fix}", code="invalid_object_store")
 
 
-__all__ = ["LocalObjectStore", "from_url"]
+__all__ = ["LocalObjectStore", "from_url", "of_settings"]

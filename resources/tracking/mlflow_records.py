@@ -16,7 +16,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from ft_assets.telemetry.redaction import without_credentials
-from resources.tracking.mlflow_tracker import artifacts_of, file_of, open_client
+from resources.tracking.mlflow_tracker import file_of, older_artifacts, open_client
 from resources.tracking.model_registry import search_all
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ def search(uri: str, tenant: str) -> dict[str, Any]:
         "runs": len(_runs(client, everywhere, f"tags.`{TENANT}` = '{tenant}'")),
         "registered models": len(_models(client, tenant)),
         "model versions": sum(v.tags.get(TENANT) == tenant for v in search_all(client.search_model_versions)),
-        "artifacts": sum(p.is_file() for p in artifacts_of(file, tenant).rglob("*")) if file else 0,
+        "artifacts": sum(p.is_file() for p in older_artifacts(file, tenant).rglob("*")) if file else 0,
     }
     gc = "; run `mlflow gc` on the server, which keeps deleted runs until then" if served else ""
     return {
         "store": f"mlflow {without_credentials(uri)}",
-        "searched": [kind for kind in left if kind != "artifacts"] + ([f"{artifacts_of(file, tenant)}/"] if file else []),
+        "searched": [kind for kind in left if kind != "artifacts"] + ([f"{older_artifacts(file, tenant)}/"] if file else []),
         "found": [f"{count} {kind}{gc}" for kind, count in left.items() if count],
         "not_searched": ["artifacts that other tools stored in the server's artifact store"] if served else [],
     }
@@ -100,7 +100,7 @@ def _remove_for_good(uri: str, tenant: str, runs: list[str], experiments: list[s
     for run_id in runs:
         store._hard_delete_run(run_id)
     if file is not None:
-        shutil.rmtree(artifacts_of(file, tenant), ignore_errors=True)
+        shutil.rmtree(older_artifacts(file, tenant), ignore_errors=True)
         with closing(sqlite3.connect(file)) as conn:
             conn.execute("VACUUM")  # deleted rows stay readable in the file until their pages are used again
     for experiment_id in experiments:

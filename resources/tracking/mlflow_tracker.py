@@ -20,8 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from control_plane.platform.protocols import NO_TABLES, Tables, TrackedRun
+from control_plane.platform.protocols import NO_TABLES, ObjectStore, Tables, TrackedRun
+from ft_assets import layout
+from ft_assets.errors import InvalidRequest
 from ft_assets.telemetry.redaction import without_credentials
 
 if TYPE_CHECKING:
@@ -54,6 +57,8 @@ STATUS: Mapping[str, str] = {"succeeded": "FINISHED", "cancelled": "KILLED", "pa
 TABLES = "mlflow.loggedArtifacts"
 """Tag of a run by which MLflow's UI and ``load_table`` find its tables."""
 SQLITE = "sqlite:///"
+SCHEME = "ft-objects"
+"""Of the places of artifacts that are objects of the platform's store; an entry point in pyproject.toml names it too."""
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. :/]")
 NOT_METRICS = frozenset({"step", "time", "total_steps"})
 
@@ -64,16 +69,18 @@ log = logging.getLogger(__name__)
 class MlflowTracker:
     uri: str
     """Tracking store: ``sqlite:///...``, ``postgresql+psycopg2://...`` or ``http://...``."""
+    objects: ObjectStore
+    """Where the files of runs are, unless ``uri`` is a server's, which has a store of its own."""
     _ended: list[MlflowRunLog] = field(default_factory=list, repr=False, compare=False)
 
     def begin(self, run: TrackedRun) -> MlflowRunLog:
         """See :class:`control_plane.platform.protocols.Tracker`. Returns before anything is imported or opened."""
-        made = MlflowRunLog(uri=self.uri, run=run, on_end=self._ended.append)
+        made = MlflowRunLog(uri=self.uri, objects=self.objects, run=run, on_end=self._ended.append)
         made.start()
         return made
 
     def attach(self, run: TrackedRun, files: Mapping[str, bytes], tables: Tables = NO_TABLES) -> None:
-        made = MlflowRunLog(uri=self.uri, run=run, over=True, on_end=self._ended.append)
+        made = MlflowRunLog(uri=self.uri, objects=self.objects, run=run, over=True, on_end=self._ended.append)
         made.attach(files, tables)
         made.start()
         made.end(outcome="")
@@ -89,6 +96,7 @@ class MlflowTracker:
 @dataclass(kw_only=True)
 class MlflowRunLog:
     uri: str
+    objects: ObjectStore
     run: TrackedRun
     over: bool = False
     """The run has already ended: files are added, and its end stays unchanged."""
@@ -190,11 +198,7 @@ class MlflowRunLog:
         """Store the first waiting file, or give up after :data:`MAX_UPLOADS` attempts."""
         path, body = self._files[0]
         try:
-            with tempfile.TemporaryDirectory(prefix="ft-mlflow-") as directory:
-                file = Path(directory) / PurePosixPath(path).name
-                file.write_bytes(body)
-                folder = str(PurePosixPath(path).parent)
-                client.log_artifact(run_id, str(file), None if folder == "." else folder)
+            self._store(client, run_id, path, body)
             if path in self._tables:
                 _list_table(client, run_id, path)
         except Exception as error:
@@ -205,6 +209,17 @@ class MlflowRunLog:
             log.warning("MLflow does not accept %s of %s; it is left out", path, self.run.name)
         self._files.popleft()
         self._uploads = 0
+
+    def _store(self, client: MlflowClient, run_id: str, path: str, body: bytes) -> None:
+        place = client.get_run(run_id).info.artifact_uri
+        if place.startswith(f"{SCHEME}:"):
+            self.objects.put_bytes(key_of(place, path), body)
+            return
+        with tempfile.TemporaryDirectory(prefix="ft-mlflow-") as directory:  # a server's store, or that of an older experiment
+            file = Path(directory) / PurePosixPath(path).name
+            file.write_bytes(body)
+            folder = str(PurePosixPath(path).parent)
+            client.log_artifact(run_id, str(file), None if folder == "." else folder)
 
     def _gather(self) -> list[Metric]:
         """Collect metrics for up to :data:`GATHER_S`; returns none at the end of the run."""
@@ -227,9 +242,8 @@ def _open(uri: str, run: TrackedRun, *, over: bool = False) -> tuple[MlflowClien
     """
     from mlflow.entities import Param
 
-    client, file = open_client(uri), file_of(uri)
-    artifacts = None if file is None else artifacts_of(file, run.tenant).as_uri()
-    experiment = _experiment(client, run.tenant, artifacts)
+    client = open_client(uri)
+    experiment = _experiment(client, run.tenant, None if uri.startswith("http") else artifacts_at(run.tenant))
     job = client.search_runs([experiment], f"tags.`ft.job` = '{run.job_id}'", max_results=1000)
     same = next((r for r in job if r.info.run_name == run.name), None)
     if over:
@@ -287,8 +301,21 @@ def file_of(uri: str) -> Path | None:
     return Path(uri.removeprefix(SQLITE)).absolute() if uri.startswith(SQLITE) else None
 
 
-def artifacts_of(file: Path, tenant: str) -> Path:
-    """Return the directory of a tenant's artifacts, next to an SQLite store."""
+def artifacts_at(tenant: str) -> str:
+    """Return the place of the artifacts of a tenant's new experiment (:mod:`resources.tracking.mlflow_artifacts`)."""
+    return f"{SCHEME}:/{layout.mlflow_prefix(tenant)}"
+
+
+def key_of(uri: str, path: str = "") -> str:
+    """Return the key of a file of a run's artifacts, or of their directory."""
+    parts = urlsplit(uri)
+    if parts.scheme != SCHEME or parts.netloc:
+        raise InvalidRequest(f"artifacts at {uri[:200]!r} are not at {SCHEME}:/<key>", code="invalid_artifact_uri")
+    return str(PurePosixPath(parts.path.lstrip("/")) / path)
+
+
+def older_artifacts(file: Path, tenant: str) -> Path:
+    """Return the directory, next to an SQLite store, of the artifacts of experiments made before they were objects."""
     return file.parent / "mlflow-artifacts" / tenant
 
 

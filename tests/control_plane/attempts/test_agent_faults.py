@@ -261,7 +261,7 @@ def test_what_a_worker_left_of_an_ended_attempt_is_completed_by_the_next_one(new
     log = f"{attempt_prefix(job.tenant, job.id, 1)}/train.log"
     assert not store.exists(log)
     store.away = False
-    tracker = MlflowTracker(uri=f"sqlite:///{tmp_path}/mlflow.db")
+    tracker = MlflowTracker(uri=f"sqlite:///{tmp_path}/mlflow.db", objects=store)
     for _ in range(2):
         with contextlib.closing(
             Watcher(platform=replace(job.platform, tracker=tracker), launcher=job.launcher, answers=lambda: True)

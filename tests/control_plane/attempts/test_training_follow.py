@@ -349,16 +349,16 @@ def test_a_silent_workload_has_ended_within_60_s_by_default() -> None:
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_an_attempt_in_mlflow_shows_its_spec_curve_table_and_model(new_job: Callable[..., Job], tmp_path: Path) -> None:
     job = new_job()
-    job.platform = replace(job.platform, tracker=MlflowTracker(uri=f"sqlite:///{tmp_path}/mlflow.db"))
+    job.platform = replace(job.platform, tracker=MlflowTracker(uri=f"sqlite:///{tmp_path}/mlflow.db", objects=job.platform.objects))
     assert job.train(Scenario(steps=4))[1] is JobState.EVALUATING
     assert job.platform.tracker is not None
     job.platform.tracker.flush(timeout_s=60.0)
-    artifacts = tmp_path / "mlflow-artifacts" / job.tenant
-    found = {str(f).partition("/artifacts/")[2]: f for f in artifacts.rglob("*") if f.is_file()}
+    objects = job.platform.objects
+    found = {info.key.partition("/artifacts/")[2]: info.key for info in objects.list(layout.mlflow_prefix(job.tenant))}
     assert set(found) == {"spec.json", "loss_curve.svg", "step_metrics.csv", "model/adapter_config.json", "model/manifest.json"}
-    assert json.loads(found["spec.json"].read_text())["base_model"] == SPEC.base_model
-    assert found["loss_curve.svg"].read_text().startswith("<svg")
-    assert len(found["step_metrics.csv"].read_text().splitlines()) == 5
+    assert json.loads(objects.get_bytes(found["spec.json"]))["base_model"] == SPEC.base_model
+    assert objects.get_bytes(found["loss_curve.svg"]).startswith(b"<svg")
+    assert len(objects.get_bytes(found["step_metrics.csv"]).splitlines()) == 5
 
 
 class LosesItsMachine(Scripted):

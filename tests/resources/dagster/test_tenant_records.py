@@ -33,7 +33,7 @@ from ft_assets.partitions import DATASETS, JOBS, partition_key
 from resources.database import embedded
 from resources.database.engine import make_engine
 from resources.tenant_records import DagsterRecords, MlflowRecords
-from resources.tracking.mlflow_tracker import MlflowTracker, artifacts_of, file_of
+from resources.tracking.mlflow_tracker import MlflowTracker, file_of, older_artifacts
 from resources.tracking.model_registry import synchronize
 from sensors.submit_job import submit
 from tests.support.platform.deletable_tenants import Clock, Weak, World
@@ -140,10 +140,11 @@ def plant(world: World, tenant: str) -> str:
 
 def track(world: World, tenant: str, job_id: str) -> None:
     uri = world.platform.settings.mlflow_uri
-    tracker = MlflowTracker(uri=uri)
+    tracker = MlflowTracker(uri=uri, objects=world.platform.objects)
     run = TrackedRun(tenant=tenant, job_id=job_id, attempt=1, tags={"tenant": tenant}, params={"template": f"{CANARY} of {tenant}"})
     log = tracker.begin(run)
     log.log([{"step": 1, "loss": 0.5}])
+    log.attach({"sample.txt": f"{CANARY} of {tenant}".encode()})
     log.end(outcome="succeeded")
     tracker.flush(timeout_s=300)
     assert log.problem() is None
@@ -152,8 +153,8 @@ def track(world: World, tenant: str, job_id: str) -> None:
     synchronize(uri, RegisteredModels(versions=versions, aliases={}))
     file = file_of(uri)
     assert file is not None
-    artifacts_of(file, tenant).mkdir(parents=True)
-    (artifacts_of(file, tenant) / "sample.txt").write_text(f"{CANARY} of {tenant}")
+    older_artifacts(file, tenant).mkdir(parents=True)
+    (older_artifacts(file, tenant) / "sample.txt").write_text(f"{CANARY} of {tenant}")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resources.tracking import mlflow_records
-from resources.tracking.mlflow_tracker import artifacts_of
+from resources.tracking.mlflow_tracker import older_artifacts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 
@@ -37,8 +37,8 @@ def test_every_run_text_and_artifact_of_a_tenant_is_erased_and_another_tenants_s
             run = client.create_run(experiment, tags=tags).info.run_id
             client.log_param(run, "template", f"plan {n} of {tenant}. " * 300)  # over several pages of the file
         client.delete_run(run)
-        artifacts_of(file, tenant).mkdir(parents=True)
-        (artifacts_of(file, tenant) / "samples.jsonl").write_text("a row")
+        older_artifacts(file, tenant).mkdir(parents=True)
+        (older_artifacts(file, tenant) / "samples.jsonl").write_text("a row")
     with closing(sqlite3.connect(file)) as conn, conn:  # by an SQLite that does not overwrite what it deletes
         conn.execute("PRAGMA secure_delete = OFF")
         conn.execute("DELETE FROM params WHERE value LIKE 'plan 0 of acme%'")
@@ -46,6 +46,6 @@ def test_every_run_text_and_artifact_of_a_tenant_is_erased_and_another_tenants_s
     assert mlflow_records.search(uri, "acme")["found"] == ["1 experiments", "2 runs", "1 artifacts"]
     assert mlflow_records.erase(uri, "acme") == {"runs": 2, "experiments": 1}
     assert mlflow_records.search(uri, "acme")["found"] == []
-    assert not artifacts_of(file, "acme").exists()
+    assert not older_artifacts(file, "acme").exists()
     assert b"of acme" not in file.read_bytes()
     assert mlflow_records.search(uri, "other")["found"] == ["1 experiments", "2 runs", "1 artifacts"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from control_plane.platform.protocols import TrackedRun
+from resources.object_store import LocalObjectStore
 from resources.tracking.mlflow_tracker import MAX_FILE_BYTES, MAX_QUEUED, MAX_UPLOADS, MlflowRunLog, MlflowTracker, file_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own: it uses what SQLAlchemy 2.1 has deprecated
@@ -23,8 +24,9 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     before = dict(os.environ)
     directory = tmp_path_factory.mktemp("mlflow")
     (directory / "mlflow.db.draft").write_text("of a process that was killed while it made the store")
+    os.environ["FT_OBJECT_STORE"] = (directory / "objects").as_uri()  # where MLflow itself finds the files
     yield f"sqlite:///{directory}/mlflow.db"
-    assert sorted(p.name for p in directory.iterdir()) == ["mlflow-artifacts", "mlflow.db", "mlflow.db.lock"]
+    assert sorted(p.name for p in directory.iterdir()) == ["mlflow.db", "mlflow.db.lock", "objects"]
     os.environ.clear()
     os.environ.update(before)
 
@@ -39,6 +41,17 @@ def runs_of(uri: str) -> Callable[[str], list[Any]]:
         return [] if experiment is None else list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]))
 
     return find
+
+
+def objects_of(uri: str) -> Path:
+    """The directory of the object store beside a store."""
+    file = file_of(uri)
+    assert file is not None
+    return file.parent / "objects"
+
+
+def tracker_of(uri: str) -> MlflowTracker:
+    return MlflowTracker(uri=uri, objects=LocalObjectStore(objects_of(uri)))
 
 
 def run(tenant: str, *, attempt: int = 1) -> TrackedRun:
@@ -60,7 +73,7 @@ def history(uri: str, run_id: str, name: str) -> list[tuple[int, float]]:
 
 
 def test_an_attempt_is_one_run_with_its_tags_settings_and_every_step(uri: str, runs_of: Callable[[str], list[Any]]) -> None:
-    tracker = MlflowTracker(uri=uri)
+    tracker = tracker_of(uri)
     log = tracker.begin(run("acme"))
     log.log(lines(1, 3))
     log.log([{"step": 3, "time": 1003.5, "valid_loss": 0.5}])
@@ -79,7 +92,7 @@ def test_an_attempt_is_one_run_with_its_tags_settings_and_every_step(uri: str, r
 def test_a_resumed_attempt_lies_under_the_first_and_a_second_follower_goes_on_in_the_same_run(
     uri: str, runs_of: Callable[[str], list[Any]]
 ) -> None:
-    tracker = MlflowTracker(uri=uri)
+    tracker = tracker_of(uri)
     for attempt, (first, last), outcome in ((1, (1, 2), "preempted"), (2, (2, 3), "node_lost"), (2, (3, 4), "succeeded")):
         log = tracker.begin(run("resumed", attempt=attempt))
         log.log(lines(first, last))
@@ -95,7 +108,9 @@ def test_a_resumed_attempt_lies_under_the_first_and_a_second_follower_goes_on_in
 def test_a_tracker_that_is_away_neither_delays_nor_fails_and_says_so(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    log = MlflowRunLog(uri=f"sqlite:///{blocked}/mlflow.db", run=run("away"), problem_after_s=0.0)
+    log = MlflowRunLog(
+        uri=f"sqlite:///{blocked}/mlflow.db", objects=LocalObjectStore(tmp_path / "objects"), run=run("away"), problem_after_s=0.0
+    )
     log.start()
     deadline = time.monotonic() + 60
     while log.problem() is None and time.monotonic() < deadline:
@@ -106,16 +121,16 @@ def test_a_tracker_that_is_away_neither_delays_nor_fails_and_says_so(tmp_path: P
 
 
 def test_what_a_store_cannot_take_in_time_is_dropped_and_counted(uri: str) -> None:
-    log = MlflowRunLog(uri=uri, run=run("full"))  # not started: nobody takes from the queue
+    log = MlflowRunLog(uri=uri, objects=LocalObjectStore(objects_of(uri)), run=run("full"))  # not started: nobody takes from the queue
     log.log([{"step": i, "train_loss": 1.0} for i in range(MAX_QUEUED + 5)])
     assert "5 lines of metrics were dropped" in str(log.problem())
 
 
 def test_a_run_whose_follower_died_is_over_when_the_next_attempt_begins(uri: str, runs_of: Callable[[str], list[Any]]) -> None:
-    died = MlflowTracker(uri=uri).begin(run("orphan"))
+    died = tracker_of(uri).begin(run("orphan"))
     while not runs_of("orphan"):
         time.sleep(0.05)
-    log = MlflowTracker(uri=uri).begin(run("orphan", attempt=2))
+    log = tracker_of(uri).begin(run("orphan", attempt=2))
     log.end(outcome="succeeded")
     assert log.flush(timeout_s=60.0)
     assert [r.info.status for r in runs_of("orphan")] == ["FAILED", "FINISHED"]
@@ -138,7 +153,7 @@ def stored(uri: str, run_id: str, folder: str | None = None) -> dict[str, bytes]
 
 
 def test_a_run_has_its_files_and_one_that_has_ended_gets_more_without_running_again(uri: str, runs_of: Callable[[str], list[Any]]) -> None:
-    tracker = MlflowTracker(uri=uri)
+    tracker = tracker_of(uri)
     log = tracker.begin(run("files"))
     log.attach({"spec.json": b"{}", "model/adapter_config.json": b'{"r": 8}', "huge.csv": b"x" * (MAX_FILE_BYTES + 1)})
     log.log(lines(1, 2))
@@ -154,6 +169,8 @@ def test_a_run_has_its_files_and_one_that_has_ended_gets_more_without_running_ag
     assert (still.info.status, still.info.end_time) == ("FINISHED", ended.info.end_time)
     assert still.data.tags["ft.outcome"] == "succeeded"
     assert stored(uri, still.info.run_id)["evaluation/report.md"] == b"better"
+    files = {str(path.relative_to(objects_of(uri))) for path in objects_of(uri).rglob("*.md")}
+    assert files == {f"tenants/files/mlflow/{ended.info.run_id}/artifacts/evaluation/report.md"}, "an object of the tenant"
 
 
 @pytest.fixture
@@ -170,7 +187,7 @@ def set_uri(uri: str) -> Iterator[None]:
 def test_a_table_is_read_and_compared_by_mlflow_and_replaced_by_a_later_one(uri: str, runs_of: Callable[[str], list[Any]]) -> None:
     from mlflow.tracking import MlflowClient
 
-    tracker = MlflowTracker(uri=uri)
+    tracker = tracker_of(uri)
     for attempt in (1, 2):
         log = tracker.begin(run("tables", attempt=attempt))
         log.attach({}, {"other.json": [{"a": attempt}]})
@@ -189,12 +206,9 @@ def test_a_table_is_read_and_compared_by_mlflow_and_replaced_by_a_later_one(uri:
 
 
 def test_a_store_that_takes_no_files_has_every_number_and_the_end(uri: str, runs_of: Callable[[str], list[Any]]) -> None:
-    file = file_of(uri)
-    assert file is not None
-    artifacts = file.parent / "mlflow-artifacts"
-    artifacts.mkdir(exist_ok=True)
-    (artifacts / "nofiles").write_text("where the directory of the tenant's files would be")
-    tracker = MlflowTracker(uri=uri)
+    (objects_of(uri) / "tenants").mkdir(parents=True, exist_ok=True)
+    (objects_of(uri) / "tenants" / "nofiles").write_text("where the directory of the tenant's files would be")
+    tracker = tracker_of(uri)
     log = tracker.begin(run("nofiles"))
     log.attach({"spec.json": b"{}"})
     log.log(lines(1, 2))
@@ -211,12 +225,9 @@ def test_a_store_that_takes_no_files_has_every_number_and_the_end(uri: str, runs
 
 @pytest.mark.slow
 def test_each_file_has_its_own_tries(uri: str, caplog: pytest.LogCaptureFixture) -> None:
-    file = file_of(uri)
-    assert file is not None
-    artifacts = file.parent / "mlflow-artifacts"
-    artifacts.mkdir(exist_ok=True)
-    (artifacts / "tries").write_text("where the directory of the tenant's files would be")
-    log = MlflowTracker(uri=uri).begin(run("tries"))
+    (objects_of(uri) / "tenants").mkdir(parents=True, exist_ok=True)
+    (objects_of(uri) / "tenants" / "tries").write_text("where the directory of the tenant's files would be")
+    log = tracker_of(uri).begin(run("tries"))
     log.attach({"first.json": b"{}", "second.json": b"{}"})
     deadline = time.monotonic() + 120
     while "second.json" not in str(log.problem()):
@@ -228,7 +239,7 @@ def test_each_file_has_its_own_tries(uri: str, caplog: pytest.LogCaptureFixture)
 
 
 def test_what_ended_runs_have_on_its_way_is_waited_for_once(uri: str, runs_of: Callable[[str], list[Any]]) -> None:
-    tracker = MlflowTracker(uri=uri)
+    tracker = tracker_of(uri)
     for attempt in (1, 2):
         log = tracker.begin(run("flushed", attempt=attempt))
         log.log(lines(1, 2))
@@ -238,10 +249,10 @@ def test_what_ended_runs_have_on_its_way_is_waited_for_once(uri: str, runs_of: C
 
 
 def test_who_follows_a_job_waits_for_no_store_and_hears_once_of_an_end_that_it_did_not_take(
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
-        tracker = MlflowTracker(uri=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        tracker = MlflowTracker(uri=f"http://127.0.0.1:{silent.getsockname()[1]}", objects=LocalObjectStore(tmp_path))
         log = tracker.begin(run("silent"))
         log.log(lines(1, 3))
         log.end(outcome="succeeded")
