@@ -17,6 +17,8 @@
     tenants/<t>/scored_suites/<suite_id>.jsonl                 items of a version of the tenant's scored suite
     tenants/<t>/suite_indexes/<digest>/...                     index over the suites that the tenant's datasets are checked against
     tenants/<t>/mlflow/<run>/artifacts/...                     files of a run in MLflow
+    tenants/<t>/dagster/<run>/compute_logs/<step>.{out,err}    output of the platform's own steps
+    dagster/...                                                output of sensors, without a tenant
     base_models/<digest>/{config.json, model.safetensors, ...}   without a tenant: what workloads on any node load
     suites/<suite_id>.jsonl                                    items of an operator's suite, without a tenant
 
@@ -30,6 +32,8 @@ import unicodedata
 
 from ft_assets.errors import InvalidRequest
 
+STEP_LOGS = "dagster"
+"""Directory of the output of Dagster's steps, below a tenant's prefix; without a tenant, that of what belongs to none."""
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 JOINERS = "\u200c\u200d"
 """Invisible characters that scripts and emoji need inside a word."""
@@ -110,6 +114,10 @@ def suite_index_prefix(tenant: str, digest: str) -> str:
 
 def mlflow_prefix(tenant: str) -> str:
     return f"{tenant_prefix(tenant)}/mlflow"
+
+
+def step_logs_prefix(tenant: str | None) -> str:
+    return STEP_LOGS if tenant is None else f"{tenant_prefix(tenant)}/{STEP_LOGS}"
 
 
 def pack_prefix(tenant: str, fingerprint: str) -> str:

@@ -1,8 +1,8 @@
 """Everything a tenant has, as one ZIP archive that is built while it is sent: nothing is stored, and memory stays bounded.
 
-``objects/`` has every stored object, ``database/`` a file of JSON lines per table, and ``manifest.json``, the last member, lists path,
-kind, bytes and sha256 of all others. An archive without it is incomplete. Rows are read page by page, each in its own transaction:
-concurrent changes may appear in one file and not in another.
+``objects/`` has every stored object but the output of the platform's own steps, ``database/`` a file of JSON lines per table, and
+``manifest.json``, the last member, lists path, kind, bytes and sha256 of all others. An archive without it is incomplete. Rows are read
+page by page, each in its own transaction: concurrent changes may appear in one file and not in another.
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ def _archive(platform: Platform, tenant: str) -> Iterator[bytes]:
         prefix = layout.tenant_prefix(tenant)
         for info in platform.objects.list(prefix):
             path = info.key.removeprefix(f"{prefix}/")
+            if path.startswith(f"{layout.STEP_LOGS}/"):
+                continue
             try:
                 stream = platform.objects.open(info.key)
             except NotFound:  # deleted meanwhile

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from control_plane.platform.settings import Settings
 from deploy.local.readiness import (
@@ -109,24 +108,8 @@ def prepare_home(settings: Settings) -> None:
     home = dagster_home(settings)
     home.mkdir(parents=True, exist_ok=True)
     settings.log_dir.mkdir(parents=True, exist_ok=True)
-    write_atomically(home / "dagster.yaml", (project_root() / "dagster.yaml").read_text() + _compute_logs(settings))
+    write_atomically(home / "dagster.yaml", (project_root() / "dagster.yaml").read_text())
     _prepare_code_location(settings)
-
-
-def _compute_logs(settings: Settings) -> str:
-    """Return the section of ``dagster.yaml`` for the output of steps: beside the objects if these are in a bucket, else local files."""
-    parts = urlsplit(settings.object_store)
-    if parts.scheme != "s3":
-        return ""
-    config = {
-        "bucket": parts.netloc,
-        "prefix": f"{parts.path}/dagster".strip("/"),
-        "local_dir": str(dagster_home(settings) / "storage"),
-        "skip_empty_files": True,
-        "upload_interval": 30,
-    }
-    manager = {"module": "dagster_aws.s3.compute_log_manager", "class": "S3ComputeLogManager", "config": config}
-    return f"\ncompute_logs: {json.dumps(manager)}\n"
 
 
 def workspace_file(settings: Settings) -> Path:

@@ -25,6 +25,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
 from ft_assets.errors import Conflict, FtError
+from ft_assets.layout import STEP_LOGS
 from resources.database.engine import make_engine, without_password
 
 if TYPE_CHECKING:
@@ -72,15 +73,18 @@ def search(instance: DagsterInstance, engine: Engine, names: Names) -> dict[str,
         columns = _columns(conn)
         found = [f"{table}.{column}" for table, column in columns if _rows(conn, table, column, names)]
         found += ["snapshots.snapshot_body"] if _in_snapshots(conn, names) else []
+        found += _shared_logs(instance, names)
         unread = _tables_without_id(conn)
     return {
         "store": f"dagster {without_password(engine.url.render_as_string(hide_password=False))}",
-        "searched": [*(f"{table}.{column}" for table, column in columns), "snapshots.snapshot_body", *([f"{logs}/"] if logs else [])],
-        "found": [*found, *(str(path) for path in _naming(logs, names))],
-        "not_searched": [
-            *unread,
-            *([f"logs of sensors in {type(instance.compute_log_manager).__name__}"] if _in_a_bucket(instance) else []),
+        "searched": [
+            *(f"{table}.{column}" for table, column in columns),
+            "snapshots.snapshot_body",
+            f"{STEP_LOGS}/",
+            *([f"{logs}/"] if logs else []),
         ],
+        "found": [*found, *(str(path) for path in _naming(logs, names))],
+        "not_searched": unread,
     }
 
 
@@ -220,7 +224,7 @@ def _in_snapshots(conn: Connection, names: Names) -> bool:
 
 
 def _logs(instance: DagsterInstance) -> Path | None:
-    """Return the local directory of run and sensor logs: all of them, or those not yet uploaded to a bucket."""
+    """Return the local directory of output: what is being written, and what was before it became objects."""
     from resources.dagster.private_api import LocalComputeLogManager
 
     logs = instance.compute_log_manager
@@ -228,8 +232,10 @@ def _logs(instance: DagsterInstance) -> Path | None:
     return Path(local.get_captured_local_path(["x"], "x")).parent if isinstance(local, LocalComputeLogManager) else None
 
 
-def _in_a_bucket(instance: DagsterInstance) -> bool:
-    return hasattr(instance.compute_log_manager, "local_manager")
+def _shared_logs(instance: DagsterInstance, names: Names) -> list[str]:
+    """Return the keys of output that belongs to no tenant and names the tenant."""
+    shared = getattr(instance.compute_log_manager, "shared", None)  # tests have Dagster's own managers
+    return [key for key, text in shared() if names.within(text)] if shared else []
 
 
 def _naming(directory: Path | None, names: Names) -> Iterator[Path]:
@@ -242,7 +248,10 @@ def _delete_logs(instance: DagsterInstance, names: Names) -> int:
     found = list(_naming(_logs(instance), names))
     for path in found:
         path.unlink(missing_ok=True)
-    return len(found)
+    keys = _shared_logs(instance, names)
+    for key in keys:
+        instance.compute_log_manager.objects.delete(key)  # type: ignore[attr-defined]
+    return len(found) + len(keys)
 
 
 def main() -> None:

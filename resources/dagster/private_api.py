@@ -15,10 +15,16 @@ try:
     from dagster._core.definitions.reconstruct import ReconstructableRepository
     from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, WorkerStatus
     from dagster._core.run_coordinator.queued_run_coordinator import RunQueueConfig
-    from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
+    from dagster._core.storage.cloud_storage_compute_log_manager import (
+        PollingComputeLogSubscriptionManager,
+        TruncatingCloudStorageComputeLogManager,
+    )
+    from dagster._core.storage.compute_log_manager import ComputeIOType
+    from dagster._core.storage.local_compute_log_manager import IO_TYPE_EXTENSION, LocalComputeLogManager
     from dagster._core.storage.tags import GRPC_INFO_TAG, PARENT_RUN_ID_TAG
     from dagster._core.workspace.context import WorkspaceProcessContext
     from dagster._core.workspace.load_target import WorkspaceFileTarget
+    from dagster._serdes import ConfigurableClass, ConfigurableClassData
     from dagster._utils.interrupts import capture_interrupts
 except ImportError as error:
     raise ImportError(
@@ -28,13 +34,19 @@ except ImportError as error:
 
 __all__ = [
     "GRPC_INFO_TAG",
+    "IO_TYPE_EXTENSION",
     "PARENT_RUN_ID_TAG",
     "CheckRunHealthResult",
+    "ComputeIOType",
+    "ConfigurableClass",
+    "ConfigurableClassData",
     "LaunchRunContext",
     "LocalComputeLogManager",
     "ModuleCodePointer",
+    "PollingComputeLogSubscriptionManager",
     "ReconstructableRepository",
     "RunQueueConfig",
+    "TruncatingCloudStorageComputeLogManager",
     "WorkerStatus",
     "WorkspaceFileTarget",
     "WorkspaceProcessContext",

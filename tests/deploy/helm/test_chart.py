@@ -186,18 +186,9 @@ def test_dagster_accepts_its_instance(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_dagsters_instance_differs_from_one_machines_only_in_runs_and_their_output(name: str) -> None:
+def test_dagsters_instance_differs_from_one_machines_only_in_runs(name: str) -> None:
     mine, local = configuration(name, "dagster.yaml"), yaml.safe_load((ROOT / "dagster.yaml").read_text())
-    assert {key for key in mine.keys() | local.keys() if mine.get(key) != local.get(key)} == {"run_launcher", "compute_logs"}
-
-
-@pytest.mark.parametrize(
-    ("name", "bucket", "prefix"), [(MINIMAL, "ft-objects", "dagster"), (EVERYTHING, "ft-objects", "production/dagster")]
-)
-def test_the_output_of_steps_lies_beside_the_objects(name: str, bucket: str, prefix: str, tmp_path: Path) -> None:
-    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(configuration(name, "dagster.yaml")))
-    made = InstanceRef.from_dir(str(tmp_path)).compute_log_manager
-    assert (made._s3_bucket, made._s3_prefix) == (bucket, prefix)
+    assert {key for key in mine.keys() | local.keys() if mine.get(key) != local.get(key)} == {"run_launcher"}
 
 
 def test_the_webserver_and_the_daemon_find_the_code_location() -> None:

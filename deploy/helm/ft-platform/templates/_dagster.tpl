@@ -1,10 +1,6 @@
-{{- /* The project's dagster.yaml with runs in pods, and their output beside the objects. */}}
+{{- /* The project's dagster.yaml with runs in pods. */}}
 {{- define "ft.dagsterYaml" -}}
 {{- $dagster := .Files.Get "files/dagster.yaml" | fromYaml }}
-{{- $store := urlParse .Values.objectStore.url }}
-{{- $logs := dict "bucket" $store.host "prefix" (printf "%s/dagster" $store.path | trimPrefix "/") "local_dir" "/tmp/compute-logs" }}
-{{- $logs = merge $logs (dict "skip_empty_files" true "upload_interval" 30) }}
-{{- $_ := set $dagster "compute_logs" (dict "module" "dagster_aws.s3.compute_log_manager" "class" "S3ComputeLogManager" "config" $logs) }}
 {{- $_ := set $dagster "run_launcher" (dict "module" "dagster_k8s" "class" "K8sRunLauncher" "config" (include "ft.runLauncher" . | fromYaml)) }}
 {{- toYaml $dagster }}
 {{- end }}
