@@ -9,6 +9,7 @@ import anyio
 import anyio.to_thread
 from fastapi import Depends, Request
 
+from control_plane.http.turns import give_up_turn
 from ft_assets.errors import Unavailable
 
 STORE_CALLS = 8
@@ -21,13 +22,14 @@ _R = TypeVar("_R")
 
 
 class StoreCalls:
-    """The threads of one API process."""
+    """The threads of one API process, for one request, which gives up its turn: a heartbeat of its caller would wait for the store too."""
 
-    def __init__(self) -> None:
-        self._limiter = anyio.CapacityLimiter(STORE_CALLS)
+    def __init__(self, limiter: anyio.CapacityLimiter, request: Request) -> None:
+        self._limiter, self._request = limiter, request
 
     async def run(self, call: Callable[..., _R], *given: object, wait_s: float = WAIT_S) -> _R:
         """Return what `call` returns; ``Unavailable`` if it could not begin in time. One that has begun is not cut off."""
+        await give_up_turn(self._request)
         try:
             with anyio.fail_after(wait_s):
                 return await anyio.to_thread.run_sync(call, *given, limiter=self._limiter)
@@ -37,10 +39,10 @@ class StoreCalls:
 
 
 async def _of_process(request: Request) -> StoreCalls:
-    found: StoreCalls | None = getattr(request.app.state, "store_calls", None)
-    if found is None:
-        found = request.app.state.store_calls = StoreCalls()  # here: a limiter belongs to a running loop
-    return found
+    limiter: anyio.CapacityLimiter | None = getattr(request.app.state, "store_calls", None)
+    if limiter is None:  # here: a limiter belongs to a running loop
+        limiter = request.app.state.store_calls = anyio.CapacityLimiter(STORE_CALLS)
+    return StoreCalls(limiter, request)
 
 
 Calls = Annotated[StoreCalls, Depends(_of_process)]

@@ -4,7 +4,8 @@ All callers share a process's threads and its interpreter lock, so one with 150 
 requests. Those beyond a caller's share wait in order, unread, and cost nothing.
 
 1. A request has a turn from its beginning to the first byte of its response; streams, and answers of models, have limits of their own.
-2. It gives the turn up while it waits for its body, for a validation (:func:`give_up_turn`), or for its caller to hang up.
+2. It gives the turn up while it waits for its body, for a validation or the object store (:func:`give_up_turn`), or for its caller to
+   hang up.
 3. A caller is a tenant or an operator, whatever the key; callers whose keys have not worked yet share the turns of their address.
 """
 

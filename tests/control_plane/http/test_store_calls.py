@@ -6,6 +6,7 @@ import threading
 
 import anyio
 import pytest
+from starlette.requests import Request
 
 from control_plane.http.store_calls import STORE_CALLS, StoreCalls
 from ft_assets.errors import Unavailable
@@ -22,7 +23,7 @@ def test_a_call_that_finds_no_thread_in_time_is_refused_and_those_that_began_are
         done.append(await calls.run(hang, what))
 
     async def main() -> None:
-        calls = StoreCalls()
+        calls = StoreCalls(anyio.CapacityLimiter(STORE_CALLS), Request({"type": "http"}))
         async with anyio.create_task_group() as others:
             for _ in range(STORE_CALLS):
                 others.start_soon(call, calls, "began")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio.from_thread
 import httpx
 import pytest
 from fastapi import FastAPI, Request
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 from control_plane.api.app import create_app
 from control_plane.http import error_responses
 from control_plane.http.rate_limits import RateLimits
+from control_plane.http.store_calls import Calls
 from control_plane.http.turns import TURNS_OF_ONE, Turns, give_up_turn
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
@@ -45,6 +47,11 @@ class Room:
             await give_up_turn(request)
             return await work(request)
 
+        async def store(request: Request, calls: Calls) -> str:
+            self.inside.append(request.headers["authorization"].removeprefix("Bearer "))
+            await calls.run(lambda: anyio.from_thread.run(self.done.wait))
+            return "done"
+
         async def stream(request: Request) -> StreamingResponse:
             async def pieces() -> AsyncIterator[bytes]:
                 yield b"first"
@@ -57,6 +64,7 @@ class Room:
 
         app.add_api_route("/work", work)
         app.add_api_route("/validation", validation)
+        app.add_api_route("/store", store)
         app.add_api_route("/stream", stream)
         app.add_api_route("/body", body, methods=["POST"])
         app.add_middleware(Turns, **limits)
@@ -127,7 +135,7 @@ def test_a_request_that_waits_too_long_for_others_of_its_caller_is_told_when_to_
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("path", ["/validation", "/stream"])
+@pytest.mark.parametrize("path", ["/validation", "/store", "/stream"])
 def test_a_request_that_only_waits_has_no_turn(platform: Platform, path: str) -> None:
     async def scenario() -> None:
         room = Room(platform)
