@@ -439,7 +439,7 @@ def _statements(tenant: str, now: datetime) -> dict[str, sa.Executable]:
 
 
 def _of_account(tenant: str, now: datetime) -> dict[str, sa.Executable]:
-    """End the account: nobody signs in any more, and no name, address or secret of it is left."""
+    """End the account: its keys and members stop working, and its names, addresses and secrets are erased."""
     ended: dict[str, Any] = {
         "name": ERASED,
         "url": ERASED,
@@ -450,6 +450,10 @@ def _of_account(tenant: str, now: datetime) -> dict[str, sa.Executable]:
         "updated_at": now,
     }
     return {
+        # first: whoever adds a key or a member meanwhile waits for this row, and is then refused
+        "tenants": sa.update(tenants).where(tenants.c.id == tenant).values(
+            name=tenants.c.id, closed_at=now, suspended_at=now, suspended_reason="the account was closed"
+        ),
         "members": sa.update(members).where(members.c.tenant_id == tenant).values(
             name=ERASED, email=ERASED, removed_at=sa.func.coalesce(members.c.removed_at, now)
         ),
@@ -461,7 +465,4 @@ def _of_account(tenant: str, now: datetime) -> dict[str, sa.Executable]:
         ),
         "budget_alerts": sa.delete(budget_alerts).where(budget_alerts.c.tenant_id == tenant),
         "budgets": sa.delete(budgets).where(budgets.c.tenant_id == tenant),
-        "tenants": sa.update(tenants).where(tenants.c.id == tenant).values(
-            name=tenants.c.id, closed_at=now, suspended_at=now, suspended_reason="the account was closed"
-        ),
     }  # fmt: skip

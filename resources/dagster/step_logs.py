@@ -134,7 +134,7 @@ class StepLogs(TruncatingCloudStorageComputeLogManager[DagsterInstance], Configu
         self._local.dispose()
 
     def _upload_file_obj(self, data: IO[bytes], log_key: Sequence[str], io_type: ComputeIOType, partial: bool = False) -> None:
-        is_step = RUN.fullmatch(log_key[0]) is not None  # whose end is told by its objects, however short they are
+        is_step = RUN.fullmatch(log_key[0]) is not None  # its objects mark its end, so they are stored even if empty
         if data.read(1) or (is_step and not partial):
             data.seek(0)
             self.objects.put_stream(self._key(log_key, io_type, partial=partial), data)  # type: ignore[arg-type]

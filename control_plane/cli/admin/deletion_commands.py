@@ -62,7 +62,7 @@ def delete_data(
     )
 )
 def list_deletions(platform: Platform, tenant: Annotated[str, typer.Argument(help="Id of the tenant, also of a closed account.")]) -> Any:
-    """List the deletions of a tenant, newest first; with --json, each with its proof, to send it to whoever closed the account."""
+    """List the deletions of a tenant, newest first. With --json, each includes its proof, which you can send to a former tenant."""
     from control_plane.tenant_data import deletion
     from control_plane.tenants import service as tenants
 

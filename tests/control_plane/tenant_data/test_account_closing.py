@@ -1,4 +1,4 @@
-"""The end of an account, which a deletion of all data can bring: nobody signs in, and no name, address or secret is left."""
+"""Closing an account with a deletion of all data: keys and members stop working; names, addresses and secrets are erased."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_nobody_signs_in_to_a_closed_account_and_operators_cannot_open_it_again(
     assert codes == ["account_closed"] * 5 + ["tenant_exists"]
 
 
-def test_a_deletion_under_way_closes_the_account_once_that_is_asked_and_not_otherwise(world: World) -> None:
+def test_a_deletion_closes_the_account_only_if_requested_and_also_if_requested_later(world: World) -> None:
     kept, ended = world.tenant(), world.tenant()
     for tenant in (kept, ended):
         members.add(world.platform, tenant, email=f"a@{tenant}.example", role="owner")

@@ -112,7 +112,7 @@ def test_a_local_store_keeps_the_output_of_steps_as_objects_with_the_tenants_key
         assert [path for path in tmp_path.rglob("*") if path.is_file() and b"a line of output" in path.read_bytes()] == []
 
 
-def test_what_a_running_step_has_written_is_there_before_its_end_and_what_a_sensor_did_not_write_is_nowhere(
+def test_output_of_a_running_step_is_readable_elsewhere_and_empty_output_of_a_sensor_is_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FT_HOME", str(tmp_path))

@@ -115,7 +115,7 @@ def test_operators_change_tenants_on_the_machine_under_their_own_name(run: Ft) -
     assert list(lines[0]["changes"]) == ["suspended_at", "suspended_reason"]
 
 
-def test_an_operator_closes_an_account_and_prints_what_its_deletions_wait_for(run: Ft) -> None:
+def test_deletions_of_a_tenant_are_listed_to_operators_with_what_they_wait_for(run: Ft) -> None:
     id_ = f"t-{uuid.uuid4().hex[:8]}"
     run("admin", "tenants", "create", id_)
     asked = run("admin", "tenants", "delete-data", id_, "--reason", "left", "--confirm", id_, "--close-account", "--json")
