@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import BinaryIO
-
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
@@ -13,9 +10,9 @@ from control_plane.adapters.tables import Export
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
+from control_plane.http.turns import Download
 from control_plane.platform.pagination import Page
-
-CHUNK_BYTES = 1 << 20
+from control_plane.platform.transfer import in_pieces
 
 router = APIRouter(prefix="/v1/adapters", tags=["exports"])
 
@@ -46,15 +43,9 @@ def delete(platform: PlatformDep, tenant: Writer, adapter_id: parameters.Adapter
 
 
 @router.get("/{adapter_id:path}/exports/{export_id}/content", summary="Download an export", response_class=StreamingResponse)
-def content(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId) -> StreamingResponse:
+def content(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId) -> Download:
     """Download the archive of a finished export: a tar of its files with a manifest of their hashes."""
     found, stream = exports.content(platform, tenant, adapter_id, export_id)
     name = f"{'-'.join(filter(None, (found.adapter_id, found.format, found.precision)))}.tar"
     headers = {"content-length": str(found.bytes), "content-disposition": f'attachment; filename="{name}"', "x-sha256": str(found.sha256)}
-    return StreamingResponse(_chunks(stream), media_type="application/x-tar", headers=headers)
-
-
-def _chunks(stream: BinaryIO) -> Iterator[bytes]:
-    with stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            yield chunk
+    return Download(in_pieces(stream), media_type="application/x-tar", headers=headers)

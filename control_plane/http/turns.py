@@ -3,7 +3,8 @@
 All callers share a process's threads and its interpreter lock, so one with 150 connections would have the others wait for each of its
 requests. Those beyond a caller's share wait in order, unread, and cost nothing.
 
-1. A request has a turn from its beginning to the first byte of its response; streams, and answers of models, have limits of their own.
+1. A request has a turn from its beginning to the first byte of its response; event streams and answers of models have limits of their own.
+   Pieces of a download (:class:`Download`), and what waits for another server (:func:`run_waiting`), have threads of their own.
 2. It gives the turn up while it waits for its body, for a validation or the object store (:func:`give_up_turn`), or for its caller to
    hang up.
 3. A caller is a tenant or an operator, whatever the key; callers whose keys have not worked yet share the turns of their address.
@@ -11,10 +12,12 @@ requests. Those beyond a caller's share wait in order, unread, and cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
+from fastapi.responses import StreamingResponse
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,12 +28,15 @@ from control_plane.http.error_responses import Refused
 from control_plane.http.rate_limits import RateLimits, TenantLimiter
 from ft_assets.errors import FtError
 
-TURNS, TURNS_OF_ONE = 40, 4
-"""As many as there are threads; and of one caller twice as many as keep a core busy: a request is 10 ms of Python, of which one thread runs
-at a time, and 4 ms of waiting for the database. Each further thread of one caller would only have the others wait for the interpreter."""
-WAIT_S = 20.0
+TURNS, TURNS_OF_ONE = 40, 2
+"""As many as there are threads; and of one caller two: one computes while the other waits for the database. Python runs one thread at a
+time, so that more of them serve the caller no faster (34 requests a second with two and with four), and all others wait for each."""
+WAITS, WAITS_OF_ONE = 16, 2
+"""Threads for what waits for the object store or another server, and those of one caller."""
+WAIT_S, THREAD_WAIT_S = 20.0, 300.0
 CODE = "too_many_at_once"
 UNREADABLE_BYTES = 1 << 63
+_T = TypeVar("_T")
 UNLIMITED = frozenset({"/livez", "/healthz", "/readyz", "/metrics"})
 
 
@@ -41,16 +47,18 @@ class Turns:
         self.app = app
         self._make = partial(TenantLimiter, total=total, each=each, wait_s=wait_s, what="requests", code=CODE)
         self._limiter: TenantLimiter | None = None
+        self._waits: TenantLimiter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in UNLIMITED:
             await self.app(scope, receive, send)
             return
-        if self._limiter is None:  # here: a limiter belongs to a running loop
+        if self._limiter is None or self._waits is None:  # here: a limiter belongs to a running loop
             self._limiter = self._make()
+            self._waits = TenantLimiter(total=WAITS, each=WAITS_OF_ONE, wait_s=THREAD_WAIT_S, what="downloads and tests", code=CODE)
         request = Request(scope)
         limits: RateLimits = request.app.state.rate_limits
-        async with _Turn(self._limiter, limits.owner_of(request, secret_of(request)[0])) as turn:
+        async with _Turn(self._limiter, self._waits, limits.owner_of(request, secret_of(request)[0])) as turn:
             scope.setdefault("state", {})["turn"] = turn
 
             async def receive_between() -> Message:
@@ -79,8 +87,8 @@ class Turns:
 class _Turn:
     """The turn of one request, which may be given up and taken again."""
 
-    def __init__(self, limiter: TenantLimiter, owner: str) -> None:
-        self._limiter, self._owner = limiter, owner
+    def __init__(self, limiter: TenantLimiter, waits: TenantLimiter, owner: str) -> None:
+        self._limiter, self._waits, self._owner = limiter, waits, owner
         self._held: AsyncExitStack | None = None
         self.is_over = False
 
@@ -106,6 +114,30 @@ class _Turn:
     async def end(self) -> None:
         self.is_over = True
         await self.give_up()
+
+    async def run_waiting(self, work: Callable[[], _T]) -> _T:
+        """Give the turn up for good, and run `work` in one of the threads for what waits; return its result."""
+        await self.end()
+        return await self._waits.run(self._owner, work)
+
+
+class Download(StreamingResponse):
+    """A body that is read or made piece by piece while it is sent."""
+
+    def __init__(self, pieces: Generator[bytes], *, media_type: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__((), media_type=media_type, headers=headers)
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.body_iterator = self._in_turns(scope["state"]["turn"])
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._pieces.close()
+
+    async def _in_turns(self, turn: _Turn) -> AsyncIterator[bytes]:
+        while (piece := await turn.run_waiting(partial(next, self._pieces, None))) is not None:
+            yield piece
 
 
 def has_body(headers: Headers) -> bool:
@@ -141,3 +173,9 @@ async def give_up_turn(request: HTTPConnection) -> None:
     turn: _Turn | None = request.scope.get("state", {}).get("turn")
     if turn is not None:
         await turn.end()
+
+
+async def run_waiting(request: HTTPConnection, work: Callable[[], _T]) -> _T:
+    """Run `work`, which waits for another server, so that no other request of its caller or of anybody else waits for it."""
+    turn: _Turn = request.scope["state"]["turn"]
+    return await turn.run_waiting(work)

@@ -152,13 +152,6 @@ def _line(cells: Sequence[Any]) -> bytes:
     return text.getvalue().encode()
 
 
-def pieces(body: BinaryIO, size: int = 2**16) -> Iterable[bytes]:
-    """Yield the bytes of `body` and close it at the end."""
-    with body:
-        while piece := body.read(size):
-            yield piece
-
-
 def file_id(job_id: str) -> str:
     """Id of the job's result file, derived from the job, so that storing it twice stores it once."""
     return f"file-{hashlib.sha256(job_id.encode()).hexdigest()[:24]}"

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi.responses import PlainTextResponse
 
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import FollowerDep, PlatformDep, Reader, Writer
 from control_plane.http.streams import last_seen, server_sent, text_as_it_comes
+from control_plane.http.turns import Download
 from control_plane.jobs import job_logs, responses, results, schemas
 from control_plane.jobs import service as jobs
 from control_plane.jobs.duplicate_requests import Attempt, retried_for
@@ -22,6 +23,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.sweeps import comparison
 from control_plane.jobs.sweeps import schemas as experiments
 from control_plane.platform.context import Platform
+from control_plane.platform.transfer import in_pieces
 from control_plane.quotas import service as quotas
 from ft_assets.errors import InvalidRequest
 
@@ -182,18 +184,18 @@ def checkpoints(
 
 
 @router.get("/{job_id}/metrics", summary="List the metrics of a job", response_model=http_schemas.ObjectList)
-def metrics(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> StreamingResponse:
+def metrics(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> Download:
     """List the metrics of every step, in the order they were reported."""
     body = results.listed(platform, jobs.measured_by(platform, tenant, job_id))
-    return StreamingResponse(results.pieces(body), media_type="application/json")
+    return Download(in_pieces(body), media_type="application/json")
 
 
 @router.get("/{job_id}/metrics.csv", summary="Download the metrics of a job as CSV", response_class=Csv)
-def metrics_csv(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> StreamingResponse:
+def metrics_csv(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> Download:
     """Download the metrics of a job as CSV, one row per step. Available at any time; once the job succeeded it is also a result file."""
     body = results.table(platform, jobs.measured_by(platform, tenant, job_id))
     headers = {"content-disposition": f'attachment; filename="{job_id}.csv"'}
-    return StreamingResponse(results.pieces(body), media_type="text/csv; charset=utf-8", headers=headers)
+    return Download(in_pieces(body), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 @router.get("/{job_id}/logs", summary="Read the training log of a job", response_class=PlainTextResponse)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, PlatformDep, Reader
+from control_plane.http.turns import run_waiting
 from control_plane.notifications import deliveries, schemas, signatures, webhook_endpoints
 from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.notifications.tables import Delivery, Endpoint
@@ -73,11 +75,17 @@ def rotate_secret(
 
 
 @router.post("/webhook_endpoints/{webhook_endpoint_id}/test", summary="Send a test event")
-def send_test(
-    platform: PlatformDep, tenant: Admin, webhook_endpoint_id: parameters.WebhookEndpointId, body: schemas.SendTestEvent | None = None
+async def send_test(
+    request: Request,
+    platform: PlatformDep,
+    tenant: Admin,
+    webhook_endpoint_id: parameters.WebhookEndpointId,
+    body: schemas.SendTestEvent | None = None,
 ) -> schemas.WebhookTestResult:
     """Send a signed test event and return the receiver's response. If there is none, the request fails with status 400."""
-    tried = webhook_endpoints.send_test(platform, tenant, webhook_endpoint_id, event_type=body.event_type if body else None)
+    event_type = body.event_type if body else None
+    send = partial(webhook_endpoints.send_test, platform, tenant, webhook_endpoint_id, event_type=event_type)
+    tried = await run_waiting(request, send)
     return schemas.WebhookTestResult(
         webhook_endpoint_id=tried.endpoint_id, event_type=tried.event_type, status_code=tried.status, response=tried.text
     )

@@ -5,14 +5,21 @@ from __future__ import annotations
 import io
 import uuid
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from control_plane.platform.protocols import ObjectStore
 from ft_assets.durable_files import mark_used
 
 CHUNK_BYTES = 1 << 20
+
+
+def in_pieces(body: BinaryIO) -> Generator[bytes]:
+    """Yield the bytes of `body`, and close it at the end."""
+    with body:
+        while piece := body.read(CHUNK_BYTES):
+            yield piece
 
 
 class Outgoing(io.RawIOBase):

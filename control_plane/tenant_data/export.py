@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,9 +97,9 @@ class _Archive:
         yield self.sent.take()
 
 
-def archive(platform: Platform, tenant: str) -> Iterator[bytes]:
+def archive(platform: Platform, tenant: str) -> Generator[bytes]:
     """Yield the archive of `tenant`; `platform` is in the tenant's scope."""
-    return filter(None, _archive(platform, tenant))
+    yield from filter(None, _archive(platform, tenant))
 
 
 def _archive(platform: Platform, tenant: str) -> Iterator[bytes]:

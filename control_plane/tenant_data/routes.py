@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 from control_plane.http import parameters
 from control_plane.http.authentication import Admin, AdminPrincipal, PlatformDep, Reader
 from control_plane.http.schemas import ListOf
+from control_plane.http.turns import Download
 from control_plane.platform.pagination import Page
 from control_plane.tenant_data import deletion, deletion_requests, export, schemas
 from control_plane.tenant_data.tables import Deletion
@@ -18,14 +19,14 @@ router = APIRouter(prefix="/v1", tags=["deletions"])
 
 
 @router.get("/data_export", summary="Export all data of the tenant", response_class=StreamingResponse)
-def export_data(platform: PlatformDep, tenant: Admin) -> StreamingResponse:
+def export_data(platform: PlatformDep, tenant: Admin) -> Download:
     """Download everything the tenant has as one ZIP archive with a manifest.
 
     It contains stored objects, records as JSON lines, and `manifest.json` with the path, kind, size and SHA-256 of every other file; no
     secrets. The manifest is written last: an archive without it is incomplete.
     """
     headers = {"content-disposition": f'attachment; filename="{tenant}-export.zip"'}
-    return StreamingResponse(export.archive(platform, tenant), media_type="application/zip", headers=headers)
+    return Download(export.archive(platform, tenant), media_type="application/zip", headers=headers)
 
 
 @router.post("/data_deletions", summary="Delete all data of the tenant", status_code=202, response_model=schemas.Deletion)

@@ -10,8 +10,9 @@ from fastapi.responses import StreamingResponse
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, PlatformDep, Reader
-from control_plane.jobs import results
+from control_plane.http.turns import Download
 from control_plane.jobs import service as jobs
+from control_plane.platform.transfer import in_pieces
 from control_plane.tracking import schemas, service, tensorboard_file
 from control_plane.tracking.tables import Integration
 
@@ -40,7 +41,7 @@ def remove(platform: PlatformDep, tenant: Admin) -> http_schemas.Deleted:
 
 
 @job_router.get("/{job_id}/tensorboard", summary="Download the metrics of a job for TensorBoard", response_class=StreamingResponse)
-def tensorboard(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> StreamingResponse:
+def tensorboard(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> Download:
     """Download the metrics of a job, also while it runs, as an event file of TensorBoard.
 
     Save it in a directory with the name of the run, below the one that `tensorboard --logdir` gets.
@@ -48,4 +49,4 @@ def tensorboard(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId)
     job = jobs.row(platform, tenant, job_id)
     headers = {"content-disposition": f'attachment; filename="{tensorboard_file.filename(job)}"'}
     body = tensorboard_file.event_file(platform, job)
-    return StreamingResponse(results.pieces(body), media_type="application/octet-stream", headers=headers)
+    return Download(in_pieces(body), media_type="application/octet-stream", headers=headers)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Form, Query
+from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
 from control_plane.console.pages.page import Page, PageDep, PageRoute, see
 from control_plane.http.authentication import Admin, AdminPrincipal
 from control_plane.http.schemas import ListOf
+from control_plane.http.turns import run_waiting
 from control_plane.notifications import deliveries, webhook_endpoints
 from control_plane.notifications.routes import list_deliveries, list_endpoints, retrieve
 from control_plane.notifications.rules import EVENT_TYPES
@@ -101,9 +103,9 @@ def set_state(page: PageDep, tenant: Admin, endpoint_id: str, state: Annotated[s
 
 
 @router.post("/webhooks/{endpoint_id}/test")
-def send_test(page: PageDep, tenant: Admin, endpoint_id: str) -> Response:
+async def send_test(request: Request, page: PageDep, tenant: Admin, endpoint_id: str) -> Response:
     """Send a signed test event; a receiver that does not answer is an error page with the reason."""
-    webhook_endpoints.send_test(page.platform, tenant, endpoint_id)
+    await run_waiting(request, partial(webhook_endpoints.send_test, page.platform, tenant, endpoint_id))
     return see(f"{WEBHOOKS}/{endpoint_id}", "tested")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import anyio
@@ -20,11 +20,10 @@ from control_plane.http import forms, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import FollowerDep, PlatformDep, Reader, Writer
 from control_plane.http.streams import server_sent
-from control_plane.http.turns import give_up_turn
+from control_plane.http.turns import Download, give_up_turn
 from control_plane.platform.context import Platform
+from control_plane.platform.transfer import in_pieces
 from ft_assets.layout import safe_filename
-
-CHUNK_BYTES = 1 << 20
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
@@ -144,11 +143,11 @@ def delete(platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) ->
 
 
 @router.get("/{file_id}/content", summary="Download a file", response_class=StreamingResponse)
-def content(platform: PlatformDep, tenant: Reader, file_id: parameters.FileId) -> StreamingResponse:
+def content(platform: PlatformDep, tenant: Reader, file_id: parameters.FileId) -> Download:
     """Download the content of a file as it was uploaded."""
     row, stream = uploaded_files.content(platform, tenant, file_id)
     headers = {"content-length": str(row.bytes), "content-disposition": _attachment(row.filename)}
-    return StreamingResponse(_chunks(stream), media_type="application/octet-stream", headers=headers)
+    return Download(in_pieces(stream), media_type="application/octet-stream", headers=headers)
 
 
 def _attachment(filename: str) -> str:
@@ -171,9 +170,3 @@ class _Changes:
             return [], over
         self._last_event = event
         return [(since + 1, event)], over
-
-
-def _chunks(stream: BinaryIO) -> Iterator[bytes]:
-    with stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            yield chunk

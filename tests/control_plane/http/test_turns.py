@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,12 +19,14 @@ from control_plane.api.app import create_app
 from control_plane.http import error_responses
 from control_plane.http.rate_limits import RateLimits
 from control_plane.http.store_calls import Calls
-from control_plane.http.turns import TURNS_OF_ONE, Turns, give_up_turn
+from control_plane.http.turns import TURNS_OF_ONE, WAITS_OF_ONE, Download, Turns, give_up_turn, run_waiting
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from tests.support.servers.webhook_receiver import receiver
 
 WAIT_S = 60.0
+THREADS = 40
+"""Of all routes that are no coroutines: anyio's default."""
 
 
 class Room:
@@ -59,13 +61,30 @@ class Room:
 
             return StreamingResponse(pieces())
 
+        def download(request: Request) -> Download:
+            def pieces() -> Generator[bytes]:
+                yield b"first "
+                anyio.from_thread.run(work, request)
+                yield b"last"
+
+            return Download(pieces(), media_type="text/plain")
+
+        async def waiting(request: Request) -> str:
+            return await run_waiting(request, lambda: anyio.from_thread.run(work, request))
+
         async def body(request: Request, body: dict[str, int]) -> str:
             return await work(request)
 
+        def in_thread(request: Request) -> str:
+            return str(anyio.from_thread.run(work, request))
+
         app.add_api_route("/work", work)
+        app.add_api_route("/in_thread", in_thread)
         app.add_api_route("/validation", validation)
         app.add_api_route("/store", store)
         app.add_api_route("/stream", stream)
+        app.add_api_route("/download", download)
+        app.add_api_route("/waiting", waiting)
         app.add_api_route("/body", body, methods=["POST"])
         app.add_middleware(Turns, **limits)
         self.app: ASGIApp = app
@@ -143,6 +162,58 @@ def test_a_request_that_only_waits_has_no_turn(platform: Platform, path: str) ->
             for _ in range(2 * TURNS_OF_ONE):
                 start("a1", path)
             await room.until(2 * TURNS_OF_ONE)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/download", "/waiting"])
+def test_what_waits_for_a_server_leaves_all_turns_and_has_threads_of_its_own_a_few_for_each_caller(platform: Platform, path: str) -> None:
+    async def scenario() -> None:
+        room = Room(platform)
+        async with room.open() as start:
+            answers = [start("a1", path) for _ in range(THREADS)]
+            await room.until(WAITS_OF_ONE)
+            assert room.inside == ["a1"] * WAITS_OF_ONE
+            start("b1", path)
+            await room.until(WAITS_OF_ONE + 1)
+            start("a2")
+            start("b1", "/in_thread")
+            await room.until(WAITS_OF_ONE + 3)
+            assert room.inside[WAITS_OF_ONE] == "b1"
+            assert sorted(room.inside[WAITS_OF_ONE + 1 :]) == ["a2", "b1"], "neither the caller's turns nor the threads of all are taken"
+            room.done.set()
+            assert {(await answer).text for answer in answers} == {{"/download": "first last", "/waiting": '"done"'}[path]}
+
+    asyncio.run(scenario())
+
+
+def test_a_download_that_its_caller_leaves_is_closed(platform: Platform) -> None:
+    async def scenario() -> None:
+        sent, closed, app = asyncio.Event(), asyncio.Event(), FastAPI()
+        app.state.rate_limits = RateLimits(platform)
+
+        def pieces() -> Generator[bytes]:
+            try:
+                while True:
+                    yield b"more"
+            finally:
+                closed.set()
+
+        app.add_api_route("/", lambda: Download(pieces(), media_type="text/plain"))
+        app.add_middleware(Turns)
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], "client": ("127.0.0.1", 1)}
+
+        async def receive() -> dict[str, Any]:
+            await sent.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message.get("body"):
+                sent.set()
+
+        async with asyncio.timeout(WAIT_S):
+            await app(scope, receive, send)
+        assert closed.is_set()
 
     asyncio.run(scenario())
 
