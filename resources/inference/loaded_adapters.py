@@ -143,6 +143,7 @@ class AdapterStore:
             if current is not None and current.resident and adapter.resident:  # loaded again since: the weights now belong to it
                 adapter.resident = False
                 self._num_resident -= 1
+                self._released.set()
                 return
             await self._evict(adapter)
 

@@ -101,3 +101,20 @@ def test_lines_beyond_one_heartbeat_follow_at_once_and_none_is_sent_twice(line: 
     assert [step for beat in line.sent for step in (m["step"] for m in beat.metrics)] == [m["step"] for m in lines]
     assert [len(beat.metrics) for beat in line.sent] == [MAX_LINES, 7]
     assert made.accepted.step == MAX_LINES + 7
+
+
+def test_validation_that_is_written_after_its_step_was_accepted_is_sent_as_well(line: Line) -> None:
+    lines: list[dict[str, Any]] = [{"step": n, "total_steps": 8, "loss": 1.0, "time": 1.0} for n in (1, 2)]
+    state = State(phase="train", facts=Facts())
+    made = Reporter(
+        api=line,
+        log_upload=None,
+        state=lambda: state,
+        unsent=lambda known: [m for m in lines if m["step"] > (known.step if "loss" in m else known.validation)],
+        hangs=lambda: None,
+    )
+    made.flush()
+    lines.append({"step": 2, "total_steps": 8, "eval_loss": 0.5, "time": 2.0})
+    for _ in range(2):
+        made.flush()
+    assert [[("eval_loss" in m, m["step"]) for m in beat.metrics] for beat in line.sent] == [[(False, 1), (False, 2)], [(True, 2)], []]

@@ -88,6 +88,41 @@ def test_a_request_waits_while_every_adapter_in_memory_is_in_use_and_then_takes_
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("loaded_again", [False, True])
+def test_a_request_that_waits_goes_on_when_the_weights_of_an_unloaded_adapter_are_freed(place: Path, loaded_again: bool) -> None:
+    async def run() -> None:
+        store = await store_of(place, Engine(), max_resident=1 + loaded_again)
+        order: list[str] = []
+
+        async def ask(name: str, until: asyncio.Event) -> None:
+            async with store.using(name):
+                order.append(name)
+                await until.wait()
+
+        async def until_in(*names: str) -> None:
+            async with asyncio.timeout(60):
+                while order != [*names]:
+                    await asyncio.sleep(0.01)
+
+        end_of_first, end = asyncio.Event(), asyncio.Event()
+        tasks = [asyncio.create_task(ask("a", end_of_first))]
+        await until_in("a")
+        await store.unload("a")
+        if loaded_again:
+            await store.load("a", place / "a")
+            tasks.append(asyncio.create_task(ask("a", end)))
+            await until_in("a", "a")
+        tasks.append(asyncio.create_task(ask("b", end)))
+        await asyncio.sleep(0.1)
+        assert "b" not in order
+        end_of_first.set()
+        await until_in(*(["a"] * (1 + loaded_again)), "b")
+        end.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
 def test_a_caller_that_gives_up_waiting_keeps_no_place(place: Path) -> None:
     async def run() -> None:
         engine = Engine()
