@@ -13,11 +13,13 @@ from typing import Literal
 
 from markupsafe import Markup
 
-HEIGHT, RADIUS, PADDING = 66, 8, 11
+HEIGHT, RADIUS, PADDING = 82, 8, 11
 WIDE_BOX, TALL_PICTURE = 144, 320
 """Width of a box in the wide picture, and of the whole tall picture."""
 ACROSS, BETWEEN, BELOW = 28, 16, 30
 """Gaps: from layer to layer side by side, between boxes of a layer, from layer to layer below each other."""
+FIRST_LINE, LINE = 19, 17
+"""From the top of a box to its first line where it has four, and from line to line."""
 MAX_IN_ROW = 2
 """Boxes beside each other in the tall picture."""
 CHARACTER = {"name": 8.0, "detail": 6.6}
@@ -116,17 +118,25 @@ def _drawn(place: _Place) -> Markup:
         inner = '<rect class="inner" x="{:g}" y="{:g}" width="{:g}" height="{}" rx="{}"/>'
         frame += Markup(inner).format(x + 3, y + 3, place.width - 6, HEIGHT - 6, RADIUS - 3)
     room = place.width - 2 * PADDING
+    name, details = cut(box.name, room / CHARACTER["name"]), folded(box.detail, room / CHARACTER["detail"])
+    first = FIRST_LINE if len(details) > 1 else FIRST_LINE + LINE / 2
     lines = Markup("").join(
-        Markup('<text class="{}" x="{:g}" y="{:g}">{}</text>').format(kind, x + PADDING, y + down, text)
-        for kind, down, text in (
-            ("kind", 19, box.kind), ("name", 38, cut(box.name, room / CHARACTER["name"])),
-            ("detail", 55, cut(box.detail, room / CHARACTER["detail"])),
-        )
-    )  # fmt: skip
+        Markup('<text class="{}" x="{:g}" y="{:g}">{}</text>').format(kind, x + PADDING, y + first + LINE * number, text)
+        for number, (kind, text) in enumerate([("kind", box.kind), ("name", name), *(("detail", one) for one in details)])
+    )
     inside = Markup("<title>{}</title>{}{}").format(", ".join(filter(None, (box.kind, box.name, box.detail))), frame, lines)
     if box.href is None:
         return Markup('<g class="box {}">{}</g>').format(box.mark, inside)
     return Markup('<a class="box {}" href="{}">{}</a>').format(box.mark, box.href, inside)
+
+
+def folded(text: str, room: float) -> tuple[str, ...]:
+    """Break a text into at most two lines at a space, each cut where a word of it is too long."""
+    if len(text) <= room or " " not in text:
+        return (cut(text, room),)
+    breaks = [at for at, character in enumerate(text) if character == " "]
+    at = max((one for one in breaks if one <= room), default=breaks[0])
+    return cut(text[:at], room), cut(text[at + 1 :], room)
 
 
 def cut(text: str, room: float) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, Response
@@ -17,6 +20,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.models import service as models
 from ft_assets.datasets.preview import pieces
+from ft_assets.datasets.readers.column_map import parse_column_map
 from ft_assets.datasets.readers.encodings import LABELS
 
 DATASETS = "/console/datasets"
@@ -32,6 +36,8 @@ STAGES = (
     ("writing", "Store the rows"),
 )
 """Stages of a validation, in order."""
+OPTIONS = {"--map": "map", "--rows-at": "rows_at", "--encoding": "encoding"}
+"""Options of a command that read a file otherwise, with their names in the upload page's address."""
 router = APIRouter(prefix="/console", route_class=PageRoute, include_in_schema=False)
 
 
@@ -50,13 +56,26 @@ def list_datasets(page: PageDep, after: Annotated[str | None, Query()] = None) -
 
 
 @router.get("/datasets/new")
-def upload(page: PageDep) -> HTMLResponse:
-    """Show the page that uploads files; its script sends them through the API."""
+def upload(
+    page: PageDep,
+    column_map: Annotated[str | None, Query(alias="map", max_length=4000)] = None,
+    rows_at: Annotated[str | None, Query(max_length=1000)] = None,
+    encoding: Annotated[str | None, Query(max_length=40)] = None,
+) -> HTMLResponse:
+    """Show the page that uploads files; its script sends them through the API, read as the address says (see :func:`correction`)."""
     bases = models.list_models(page.platform, page.tenant, type="base_model")
     newest = uploaded_files.list_files(page.platform, page.tenant, limit=RECENT_FILES, purpose="fine-tune").items
     validating = [{"id": f.id, "filename": f.filename, "bytes": f.bytes, "status": f.status} for f in newest if f.status == "uploaded"]
     offered = [one for one in bases if one.deprecated_since is None]
-    return page.show("dataset_upload.html", bases=offered, encodings=LABELS.items(), validating=validating)
+    return page.show(
+        "dataset_upload.html",
+        bases=offered,
+        encodings=LABELS.items(),
+        validating=validating,
+        column_map=parse_column_map(column_map) if column_map else {},
+        rows_at=rows_at,
+        encoding=encoding,
+    )
 
 
 @router.get("/datasets/{dataset_id}")
@@ -101,4 +120,13 @@ def file_page(page: PageDep, file_id: str) -> Response:
     shown = responses.file(file)
     if file.report is None:
         return page.show("file_pending.html", file=shown, stages=STAGES)
-    return page.show("file.html", file=shown, is_alone=False, **report_values(datasets.report(page.platform, page.tenant, file_id)))
+    values = report_values(datasets.report(page.platform, page.tenant, file_id))
+    return page.show("file.html", file=shown, is_alone=False, corrected=correction(values["problems"]), **values)
+
+
+def correction(problems: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the address of the upload page that reads a file as a problem's command does; None if no problem names such a command."""
+    for words in (shlex.split(problem.get("command") or "") for problem in problems):
+        if given := {OPTIONS[word]: words[at + 1] for at, word in enumerate(words[:-1]) if word in OPTIONS}:
+            return f"{DATASETS}/new?{urlencode(given)}"
+    return None

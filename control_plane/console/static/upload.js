@@ -86,7 +86,9 @@ function validated(row, file) {
 }
 
 function chosenSettings() {
-  const chosen = (id) => document.querySelector(`#${id}`).value, settings = {}, policies = {};
+  const chosen = (id) => document.querySelector(`#${id}`).value, settings = {}, policies = {}, mapping = JSON.parse(list.dataset.columnMap);
+  if (Object.keys(mapping).length) settings.column_map = mapping;
+  if (list.dataset.rowsAt) settings.rows_at = list.dataset.rowsAt;
   if (chosen("model")) settings.model = chosen("model");
   if (chosen("encoding")) settings.encoding = chosen("encoding");
   if (chosen("pii")) policies.pii = chosen("pii");
@@ -126,9 +128,11 @@ async function conclude(row, made, file, settings) {
 // The report suggests how the file is to be read where it can tell; the reader decides.
 async function offerCorrections(row, file, made, settings) {
   const report = await json("GET", `/v1/datasets/${made.id}/report`).catch(() => ({}));
-  const suggested = (option) => report.problems?.map((p) => p.command?.match(new RegExp(`--${option} (\\S+)`))?.[1]).find(Boolean);
-  const encoding = suggested("encoding"), mapping = suggested("map"), bad = report.stats?.bad_rows;
+  const inCommand = (option) => new RegExp(`--${option} (?:'([^']+)'|(\\S+))`);
+  const suggested = (option) => report.problems?.map((p) => p.command?.match(inCommand(option))).filter(Boolean).map(([, quoted, plain]) => quoted ?? plain)[0];
+  const encoding = suggested("encoding"), rows_at = suggested("rows-at"), mapping = suggested("map"), bad = report.stats?.bad_rows;
   if (encoding && encoding !== settings.encoding) row.offer("reread", () => again(row, file, { ...settings, encoding }), `Read it as ${encoding}`);
+  else if (rows_at && rows_at !== settings.rows_at) row.offer("reread", () => again(row, file, { ...settings, rows_at }), `Read the rows at ${rows_at}`);
   if (mapping) offerMapping(row, file, settings, mapping);
   else if (bad && bad < report.rows) row.offer("drop-rows", () => again(row, file, { ...settings, policies: { ...settings.policies, bad_rows: "drop" } }), `Leave out ${bad.toLocaleString()} bad row${bad === 1 ? "" : "s"}`);
 }

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from control_plane.console.documents.lineage_picture import Box, cut, tall, wide
+from control_plane.console.documents.lineage_picture import Box, cut, folded, tall, wide
 
 LAYERS = [
     [Box(kind="Training file", name="a.jsonl", href="/files/a"), Box(kind="Validation file", name="b.jsonl", detail="deleted", mark="off")],
@@ -56,3 +56,28 @@ def test_names_are_text() -> None:
 def test_a_long_name_keeps_both_ends(text: str, room: float, shown: str) -> None:
     assert cut(text, room) == shown
     assert len(cut(text, room)) <= room
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("120 rows", ("120 rows",)),
+        ("trained, did not pass its gate", ("trained, did not", "pass its gate")),
+        ("exactly-18-letters-and-more", ("exactly-18-…d-more",)),
+        ("production since 21 November 2026 at noon", ("production since", "21 November…t noon")),
+    ],
+)
+def test_a_long_detail_has_two_lines(text: str, shown: tuple[str, ...]) -> None:
+    assert folded(text, 18.5) == shown
+
+
+def test_both_lines_of_a_detail_are_drawn_inside_their_box() -> None:
+    drawn = wide([[Box(kind="Job", name="sft job", detail="trained, did not pass its gate")]], title="Lineage")
+    y, height = (float(one) for one in re.findall(r'<rect x="0" y="(\S+)" width="144" height="(\S+)" rx="8"/>', drawn)[0])
+    lines = re.findall(r'<text class="(\w+)" x="11" y="(\S+)">([^<]+)', drawn)
+    assert [(kind, text) for kind, _, text in lines] == [
+        ("kind", "Job"), ("name", "sft job"), ("detail", "trained, did not"), ("detail", "pass its gate")
+    ]  # fmt: skip
+    heights = [float(one) for _, one, _ in lines]
+    assert heights == sorted(heights)
+    assert y + 12 <= heights[0] <= heights[-1] <= y + height - 6

@@ -31,7 +31,7 @@ def test_the_journey_from_a_bad_file_to_a_job_that_is_watched_and_signed_out(
     browser: Browser, server: Server, world: World, tmp_path: Path
 ) -> None:
     bad = tmp_path / "questions.jsonl"
-    rows = [{"question": f"How long does step {i} take?", "ground_truth": f"{i} days, then it is done."} for i in range(60)]
+    rows = [{"question": f"How long does step {i} take?", "ground truth": f"{i} days, then it is done."} for i in range(60)]
     bad.write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = browser.new_context(viewport=DESKTOP, base_url=server.url).new_page()
     page.set_default_timeout(TIMEOUT_MS)
@@ -46,6 +46,12 @@ def test_the_journey_from_a_bad_file_to_a_job_that_is_watched_and_signed_out(
     mapping.get_by_role("combobox").first.wait_for()
     assert [choice.input_value() for choice in mapping.get_by_role("combobox").all()] == ["prompt", "completion"], "as the report suggests"
     mapping.get_by_role("button").click()
+    page.get_by_text("Valid", exact=True).wait_for()
+    page.goto("/console/datasets")
+    page.get_by_role("link", name="questions.jsonl").click()
+    page.get_by_role("link", name="Upload it again, read as suggested").click()
+    page.get_by_text("Columns of these files are mapped: question is read as prompt, ground truth is read as completion").wait_for()
+    page.locator("#files").set_input_files(str(bad))
     page.get_by_text("Valid", exact=True).wait_for()
     page.get_by_role("link", name="Open dataset").click()
     page.get_by_role("heading", name="questions").wait_for()
