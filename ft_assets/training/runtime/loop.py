@@ -34,7 +34,7 @@ from ft_assets.training.runtime.randomness import seed_micro_batch
 from ft_assets.training.runtime.run_errors import Diverged, Preempted
 from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress
 from ft_assets.training.runtime.stop_request import StopRequest
-from ft_assets.training.spec import TrainingSpec
+from ft_assets.training.spec import EarlyStopping, TrainingSpec
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,14 @@ class RunState:
     skipped_steps: int = 0
     """fp16: consecutive steps that loss scaling has skipped."""
     recent_losses: list[float] = field(default_factory=list)
+
+    def take_validation(self, loss: float, early: EarlyStopping | None) -> bool:
+        """Compare a validation with the best one; returns whether there was no improvement for too long."""
+        if self.best_eval_loss is None or loss < self.best_eval_loss - (early.min_delta if early else 0.0):
+            self.best_eval_loss, self.best_step, self.stale_validations = loss, self.step, 0
+        else:
+            self.stale_validations += 1
+        return early is not None and self.stale_validations >= early.patience
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,12 +283,7 @@ class Loop:
         state, early = self.state, self.spec.optimization.early_stopping
         if not math.isfinite(eval_loss):
             raise Diverged(f"the validation loss after step {state.step} is {eval_loss:g}; lower learning_rate to a third", step=state.step)
-        delta = early.min_delta if early else 0.0
-        if state.best_eval_loss is None or eval_loss < state.best_eval_loss - delta:
-            state.best_eval_loss, state.best_step, state.stale_validations = eval_loss, state.step, 0
-        else:
-            state.stale_validations += 1
-        if early is None or state.stale_validations < early.patience or state.step >= self.total_steps:
+        if not state.take_validation(eval_loss, early) or early is None or state.step >= self.total_steps:
             return False
         log.info("early stop at step %d: %d validations without improvement on %.4f", state.step, early.patience, state.best_eval_loss)
         state.ended_early = True

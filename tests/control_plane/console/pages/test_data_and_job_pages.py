@@ -285,6 +285,22 @@ def test_a_mixture_shows_its_files_and_the_loss_of_each(visitor: Visitor, world:
     assert f'<option value="" disabled selected>Not available: {world.validating_file}</option>' in form, "no other file takes its place"
 
 
+def test_a_row_that_an_error_names_is_quoted_where_the_job_has_one_file(visitor: Visitor, world: World) -> None:
+    file = jobs.get(world.platform, world.tenant, world.running).job.training_file
+    one = {"training_file": file}
+    several = {"training_files": [{"file": file, "weight": 2}, {"file": world.validating_file, "weight": 1}]}
+    for named, given in ((True, one), (False, several)):
+        body = {"model": "tiny-base", "force": True, **given}
+        job = jobs.submit(world.platform, world.tenant, JobRequest.from_body(body)).job
+        error = {"code": "invalid_dataset", "message": "row 2 is too long. Next: shorten it", "param": None}
+        with world.platform.engine.begin() as conn:
+            values = {"state": JobState.FAILED, "error": error}
+            conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job.id).values(values))
+        page = visitor.get(f"/console/jobs/{job.id}").text
+        assert "row 2 is too long" in page.lower()
+        assert ('<pre class="trained">' in page, ": row 2" in page) == (named, named)
+
+
 def test_a_job_is_paused_and_resumed_and_cancelled(visitor: Visitor, world: World) -> None:
     path = f"/console/jobs/{world.waiting}"
     done = {"pause": ("paused", "pauses at"), "resume": ("queued", "queued again"), "cancel": ("cancelled", "was cancelled")}

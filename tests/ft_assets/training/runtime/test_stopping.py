@@ -1,4 +1,4 @@
-"""SIGTERM is answered at once before training, noted during it, and enforced after 25 s."""
+"""SIGTERM is answered at once before training, noted during it, and enforced after 25 s; validations that improve too little end a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from ft_assets.training.runtime.__main__ import is_out_of_memory
+from ft_assets.training.runtime.loop import RunState
 from ft_assets.training.runtime.stop_request import DEADLINE_S, StopRequest
+from ft_assets.training.spec import EarlyStopping
 
 
 class Clock:
@@ -101,3 +103,21 @@ def test_during_training_it_is_noted_and_left_to_the_loop_until_the_deadline(lef
 )
 def test_running_out_of_memory_is_recognised(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
+
+
+def test_a_validation_has_to_be_better_by_the_least_difference() -> None:
+    state, early = RunState(), EarlyStopping(patience=2, min_delta=0.1)
+    ended = []
+    for step, loss in enumerate((2.0, 1.95, 1.85, 1.9, 1.94), 1):
+        state.step = step
+        ended.append(state.take_validation(loss, early))
+    assert ended == [False, False, False, False, True]
+    assert (state.best_step, state.best_eval_loss, state.stale_validations) == (3, 1.85, 2)
+
+
+def test_without_early_stopping_the_best_validation_is_the_lowest_and_ends_nothing() -> None:
+    state = RunState()
+    for step, loss in enumerate((2.0, 1.99, 2.0, 2.0, 2.0, 2.0), 1):
+        state.step = step
+        assert not state.take_validation(loss, None)
+    assert (state.best_step, state.best_eval_loss) == (2, 1.99)
