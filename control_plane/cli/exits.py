@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-import json
 import sys
 
+from control_plane.cli.output import print_json
 from control_plane.cli.remedies import in_commands
 from ft_assets.errors import FtError
 
@@ -30,6 +30,6 @@ def exit_code(error: FtError) -> Exit:
 def show_error(error: FtError, *, as_json: bool) -> None:
     """Write the message with its code to stderr; with ``--json`` also the error body to stdout."""
     if as_json:
-        print(json.dumps({"error": error.to_dict()}))
+        print_json({"error": error.to_dict()})
     where = f", {error.param}" if error.param else ""
     print(f"ft: {in_commands(error.message)} [{error.code}{where}]", file=sys.stderr)

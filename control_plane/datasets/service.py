@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,18 +135,30 @@ def report(platform: Platform, tenant: str, subject: str) -> Mapping[str, Any]:
     return in_order(found)
 
 
-def example_prompt(platform: Platform, tenant: str, dataset_id: str) -> list[dict[str, str]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExampleMessage:
+    role: str
+    content: str
+    is_whole: bool = True
+    """False if it is shortened as in the report's first rows."""
+
+
+def example_prompt(platform: Platform, tenant: str, dataset_id: str) -> list[ExampleMessage]:
     """Return what a model trained on the dataset is asked: the system message that its first rows share, and the first user message.
 
-    Each is a ``{"role", "content"}``, shortened as in the report (then it ends in ``...``). Empty for rows that are not conversations, and
-    for a deleted dataset.
+    The system message is whole where the report keeps it so. Empty for rows that are not conversations, and for a deleted dataset.
     """
-    query = sa.select(datasets.c.report["first_rows"]).where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)
+    report = datasets.c.report
+    query = sa.select(report["first_rows"], report["system"]).where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)
     with platform.engine.connect() as conn:
-        rows = conn.execute(query).scalar() or ()
-    said = [{m["role"]: m["content"] for m in reversed(row.get("messages", ()))} for row in rows]
+        rows, system = conn.execute(query).one_or_none() or (None, None)
+    said = [{m["role"]: m["content"] for m in reversed(row.get("messages", ()))} for row in rows or ()]
     roles = ("system", "user") if len({row.get("system") for row in said}) == 1 else ("user",)
-    return [{"role": role, "content": row[role]} for row in said[:1] for role in roles if role in row]
+    shown = {role: row[role] for row in said[:1] for role in roles if role in row}
+    messages = {role: ExampleMessage(role=role, content=text, is_whole=not text.endswith("...")) for role, text in shown.items()}
+    if system is not None:
+        messages["system"] = ExampleMessage(role="system", content=system)
+    return [messages[role] for role in ("system", "user") if role in messages]
 
 
 def dataset_name(filename: str) -> str:

@@ -23,7 +23,10 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once everything is healthy; `ft down` stops it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Start PostgreSQL, Dagster, the API and the inference server, and supervise them."""
+    """Start PostgreSQL, Dagster, the API and the inference server, and supervise them.
+
+    With --json, writes the addresses once everything is healthy; if that fails, the state as `ft status` does.
+    """
     from deploy.local import lifecycle as commands
     from deploy.local.stack_view import StackView
     from deploy.local.supervisor.stack_report import Phase, StackReport
@@ -44,6 +47,8 @@ def up(
                     say("Ctrl-C ends everything")
 
         final = commands.up_detached(settings, show) if detach else commands.up(settings, show)
+    if as_json and not was_ready:
+        print_json(dataclasses.asdict(final))
     if final.error:
         say(f"ft: {final.error}\n  everything that was started has been ended")
         raise typer.Exit(Exit.FAILED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,6 +77,33 @@ def headings(page: Path) -> set[str]:
 def test_a_command_or_an_option_that_does_not_exist_is_found() -> None:
     for words in (["jobs", "--no-such-option"], ["admin", "no-such-command"], ["no-such-command"]):
         assert RUNNER.invoke(APP, [*words, "--help"]).exit_code == 2, words
+
+
+def test_api_keys_are_not_written_on_command_lines() -> None:
+    examples = [path for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".md", ".sh", ".yaml")]
+    pages = [*PAGES, *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md"), ROOT / "CONTRIBUTING.md"]
+    assert [str(path.relative_to(ROOT)) for path in {*pages, *examples} if "--api-key" in path.read_text()] == [], "use FT_API_KEY"
+
+
+EXTRA = re.compile(r"\b(?:the|optional) extra `{0,2}([\w-]+)|(?:ft-platform|pip install \S*?|\"\.)\[([\w,-]+)\]")
+"""Extras as pages, messages and the Makefile name them: "the extra `gguf`", ``".[gguf]"``."""
+NO_EXTRAS = {"comma"}
+"""Other words after "the extra"."""
+
+
+def test_every_extra_that_a_page_or_a_message_names_exists() -> None:
+    packages = ("agent", "control_plane", "deploy", "ft_assets", "resources", "sensors", "tools")
+    sources = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    named = {
+        (path, name)
+        for path in (*PAGES, *(ROOT / "docs").rglob("*.md"), *sources, ROOT / "Makefile")
+        for found in EXTRA.finditer(path.read_text())
+        for name in (found[1] or found[2]).split(",")
+        if name not in NO_EXTRAS
+    }
+    assert {path.name for path, _ in named} >= {"Makefile", "errors.md", "models-and-exports.md", "archive.py"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(named) if name not in extras] == []
 
 
 @pytest.mark.parametrize("block", [pytest.param(b, id=b.place) for b in of_language("python")])

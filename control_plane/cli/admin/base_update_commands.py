@@ -48,24 +48,24 @@ def update(
         if abandon:
             deleted = base_updates.abandon(platform, model_id)
             say(f"{model_id} no longer has a staged version" + (f"; {deleted} is deleted" if deleted else ""))
-            return
-        if path is not None:
+            found = base_updates.status(platform, model_id)
+        elif path is not None:
             found = base_updates.stage_local(platform, model_id, path)
         elif repo is not None and revision is not None:
             found = base_updates.stage_from_hub(platform, model_id, repo=repo, revision=revision, say=say)
         else:
             found = base_updates.status(platform, model_id)
         if apply or (found.staged and (path or repo)):
-            found = _applied(platform, found, as_json=as_json)
+            found = _applied(platform, found, shows_blocked=not as_json)
         _show(found, as_json=as_json)
 
 
-def _applied(platform: Platform, found: BaseUpdate, *, as_json: bool) -> BaseUpdate:
+def _applied(platform: Platform, found: BaseUpdate, *, shows_blocked: bool) -> BaseUpdate:
     from control_plane.models import base_updates
 
     if found.staged and found.blocking:
         found = base_updates.evaluate(platform, found.model_id)
-        if not as_json:
+        if shows_blocked:
             _show(found, as_json=False)  # the table first, then the refusal in a sentence
     done = base_updates.apply(platform, found.model_id, digest=found.staged)
     say(

@@ -41,19 +41,22 @@ def kueue(
             return
         files = kueue.files(platform)
         if out is None:
-            print("---\n".join(text for name, text in files.items() if name.endswith(".yaml")), end="")
+            print_manifests("---\n".join(text for name, text in files.items() if name.endswith(".yaml")), as_json=as_json)
             return
         out.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (out / name).write_text(text, encoding="utf-8")
+    if as_json:
+        print_json({"files": [str(out / name) for name in files]})
     say(f"wrote {', '.join(files)} to {out}: sh nodes.sh, then kubectl apply --server-side -f queues.yaml -f tenants.yaml")
 
 
 def _verdict(differences: list[str], as_json: bool) -> None:
     if as_json:
         print_json({"agrees": not differences, "differences": differences})
-    for line in [] if as_json else differences:
-        print(line)
+    else:
+        for line in differences:
+            print(line)
     if differences:
         raise typer.Exit(Exit.FAILED)
     say("the cluster's quotas match the ready and drained GPUs, and Kueue's own preemption is off")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from control_plane.cli.admin.local_platform import local, open_local
-from control_plane.cli.output import Json, say
+from control_plane.cli.output import Json, print_json, say
 from control_plane.cli.record_views import listing
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def delete_data(
         deletion.carry_out(platform, requested.id)
         found = deletion.get(platform, tenant, requested.id)
     if as_json:
-        print(deletion.json_of(found))
+        print_json(json.loads(deletion.json_of(found)))
     elif found.proof is None:
         say(f"{found.id}: {found.waiting_for}; the platform retries every ten minutes")
     else:

@@ -46,8 +46,8 @@ def whole_queue(
 
             html.write_text(queue_page(found, now=time.time()))
             say(f"the queue is in {html}")
-            return
-    show(found, lambda found: print("\n".join(whole_lines(found, now=time.time(), nodes=nodes))), as_json=as_json)
+    if as_json or html is None:
+        show(found, lambda found: print("\n".join(whole_lines(found, now=time.time(), nodes=nodes))), as_json=as_json)
 
 
 def whole_lines(found: Mapping[str, Any], *, now: float, nodes: bool) -> list[str]:

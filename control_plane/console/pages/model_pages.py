@@ -15,6 +15,7 @@ from control_plane.console.documents import lineage_picture
 from control_plane.console.pages.models.model_lineage import lineage_layers
 from control_plane.console.pages.page import PageDep, PageRoute, see
 from control_plane.datasets import service as datasets
+from control_plane.datasets.service import ExampleMessage
 from control_plane.evaluations import releases
 from control_plane.evaluations import service as evaluations
 from control_plane.http.authentication import AdminPrincipal, Approver, Writer
@@ -34,6 +35,8 @@ EXPORT_FORMS = (
     ("gguf:f16", "GGUF, 16 bits"), ("gguf:f32", "GGUF, 32 bits"), ("tokenizer", "Tokenizer and chat template"),
 )  # fmt: skip
 """Formats of exports, with their precision."""
+MAX_IN_LINK = 4096
+"""Characters of a message in a link to the playground: readers copy it into programs that cut long links."""
 router = APIRouter(prefix=MODELS, route_class=PageRoute, include_in_schema=False)
 After = Annotated[str | None, Query()]
 
@@ -95,15 +98,15 @@ def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
         grace_days=GRACE.days,
         release=releases.releasability(platform, now.adapter) if now.adapter.stage == Stage.QUARANTINED else None,
         why_not=[finding.sentence for finding in promotions.failed_rules(platform, now.adapter)],
-        prompt=prompt or [{"role": "user", "content": "Hello"}],
+        prompt=prompt or [ExampleMessage(role="user", content="Hello")],
         tried={"left": now.adapter.base_model, "right": now.adapter.name, **_playground_fields(prompt)},
     )
 
 
-def _playground_fields(prompt: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
-    """Return the fields of the playground that hold `prompt`; without messages that were shortened."""
+def _playground_fields(prompt: Sequence[ExampleMessage]) -> Mapping[str, str]:
+    """Return the fields of the playground that hold `prompt`; without messages that are shortened, or too long for a link."""
     fields = {"system": "system", "user": "message"}
-    return {fields[m["role"]]: m["content"] for m in prompt if not m["content"].endswith("...")}
+    return {fields[m.role]: m.content for m in prompt if m.is_whole and len(m.content) <= MAX_IN_LINK}
 
 
 @router.post("/{adapter_id}/exports")

@@ -66,6 +66,8 @@ class BlockResult:
     """The same by cause, complete."""
     first_rows: list[Mapping[str, Any]] = field(default_factory=list)
     """The first examples, shortened: how the rows are parsed."""
+    systems: list[str | None] = field(default_factory=list)
+    """Their system messages, whole."""
     ignored: Counter[str] = field(default_factory=Counter)
     """Fields that are not used."""
     advice: dict[str, str] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class BlockResult:
         self.errors += later.errors[: MAX_STORED_ERRORS - len(self.errors)]
         self.causes.merge(later.causes)
         self.first_rows += later.first_rows[: MAX_FIRST_ROWS - len(self.first_rows)]
+        self.systems += later.systems[: MAX_FIRST_ROWS - len(self.systems)]
         for name, count in later.ignored.items():
             self.ignore(name, count)
         self.counts.update(later.counts)

@@ -20,7 +20,7 @@ from ft_assets.datasets.readers.row_stream import Opened
 from ft_assets.datasets.report.causes import Causes
 from ft_assets.datasets.report.histogram import histogram, length_stats
 from ft_assets.datasets.report.problems import Problem
-from ft_assets.datasets.report.validation_report import MAX_STORED_ERRORS, DatasetReport
+from ft_assets.datasets.report.validation_report import MAX_STORED_ERRORS, DatasetReport, shared_system
 from ft_assets.datasets.split import automatic_fraction, part_counts
 from ft_assets.storable_text import printable
 
@@ -98,6 +98,7 @@ class Findings:
             examples=self.num_kept,
             problems=tuple(problems),
             first_rows=total.first_rows,
+            system=shared_system(total.systems),
             errors=tuple(errors),
             error_counts=counts,
             warnings=[{"code": code, "message": printable(message)} for code, message in self._warnings()],

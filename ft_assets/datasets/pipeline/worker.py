@@ -24,7 +24,7 @@ from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.readers.blocks import LineBlock
 from ft_assets.datasets.readers.raw_row import Row
 from ft_assets.datasets.report.problems import Problem
-from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STORED_ERRORS, first_row
+from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STORED_ERRORS, first_row, system_message
 from ft_assets.datasets.schema import canonical
 from ft_assets.errors import Unavailable
 
@@ -83,6 +83,7 @@ class BlockWorker:
         rows = [k.read for k in kept]
         examples = [row.example for row in rows]
         result.first_rows = [first_row(example) for example in examples[:MAX_FIRST_ROWS]]
+        result.systems = [system_message(example) for example in examples[:MAX_FIRST_ROWS]]
         result.totals["examples"] += len(kept)
         result.totals["trained_turns"] += sum(m.weight for e in examples for m in e.messages if m.role == "assistant")
         result.totals["trained_turns"] -= sum(row.untrained_turns for row in rows if row.example.kind != "preference")

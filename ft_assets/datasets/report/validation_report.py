@@ -8,6 +8,7 @@
  "examples": int,                 rows kept
  "problems": [...],               by cause (``causes.ReportedCause``), problems of the whole file first
  "first_rows": [{"row","messages","chosen","rejected","text","label"}],    the first three as they are read, shortened; absent: not in them
+ "system": str|null,              the system message that these three share, whole; null: they share none, or it is over 8,192 characters
  "errors": [...],                 (``problems.RowError``) in file order, at most 1,000
  "error_counts": {code: int},     complete, also beyond the stored errors
  "warnings": [{"code","message"}],
@@ -46,6 +47,8 @@ MAX_STORED_ERRORS = 1000
 MAX_FIRST_ROWS = 3
 MAX_SHOWN_CHARS, MAX_SHOWN_MESSAGES = 200, 6
 """Limits for each message of a first row, and for its messages on each side."""
+MAX_SYSTEM_CHARS = 8192
+"""Of a system message that a report keeps whole: some 2,000 tokens, a small part of a report with its errors."""
 
 
 def counted_by(model: BaseModel) -> Mapping[str, Any]:
@@ -70,6 +73,17 @@ def first_row(example: Example) -> Mapping[str, Any]:
     if example.label is not None:
         shown["label"] = example.label
     return shown
+
+
+def system_message(example: Example) -> str | None:
+    """Returns the example's system message, whole; None if it has none."""
+    return next((m.content for m in example.messages if m.role == "system"), None)
+
+
+def shared_system(systems: Sequence[str | None]) -> str | None:
+    """Returns the system message of all these examples; None if they do not share one that a report can keep."""
+    first = systems[0] if systems else None
+    return first if first and len(first) <= MAX_SYSTEM_CHARS and set(systems) == {first} else None
 
 
 def _content(message: Message) -> str:
@@ -101,6 +115,7 @@ class DatasetReport:
     review: list[str] = field(default_factory=list)
     problems: tuple[ReportedCause, ...] = ()
     first_rows: Sequence[Mapping[str, Any]] = ()
+    system: str | None = None
     model: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -103,9 +104,9 @@ def test_a_tenants_data_goes_on_its_admins_word_and_the_proof_can_be_fetched(
     assert client.models.lineage(id_)["adapters"][0]["deletion"]["id"] == asked["id"]
     monkeypatch.setenv("FT_API_URL", api_url)
     monkeypatch.setenv("FT_API_KEY", api_key)
-    written = CliRunner().invoke(build(), ["deletions", asked["id"], "-o", str(tmp_path / "proof.json")])
+    written = CliRunner().invoke(build(), ["deletions", asked["id"], "-o", str(tmp_path / "proof.json"), "--json"])
     assert written.exit_code == 0, written.output
-    assert proven["sha256"] in (tmp_path / "proof.json").read_text()
+    assert json.loads(written.stdout) == json.loads((tmp_path / "proof.json").read_text()) == proven
     _, key = tenants.create(platform, f"s-{tenant.id}", tier="free")
     with FtClient(base_url=api_url, api_key=key.secret) as other, pytest.raises(NotFound):
         other.deletions.retrieve(asked["id"])

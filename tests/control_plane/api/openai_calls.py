@@ -11,8 +11,9 @@ from typing import Any
 import openai
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/api.md"
-RESOURCES = ("files", "uploads", "fine_tuning", "models", "webhooks")
+RESOURCES = ("files", "uploads", "fine_tuning", "models", "webhooks", "chat", "completions", "responses")
 ROW = re.compile(r"^\| `(?P<call>[a-z_.]+)` \| (?:`(?P<method>[A-Z]+) (?P<path>/v1/\S+)`|none) \|", re.MULTILINE)
+NOT_OFFERED = re.compile(r"are not offered: (?P<calls>[^|]+?)\.\n\n")
 
 
 def of_client(client: openai.OpenAI | openai.AsyncOpenAI) -> set[str]:
@@ -34,6 +35,13 @@ def documented() -> dict[str, tuple[str, str] | None]:
     """By call: method and path of the request that it makes; None for what the client does by itself."""
     rows = ROW.finditer(DOCUMENT.read_text())
     return {row["call"]: (row["method"], row["path"]) if row["method"] else None for row in rows}
+
+
+def not_offered() -> set[str]:
+    """The calls that the page names as not offered."""
+    found = NOT_OFFERED.search(DOCUMENT.read_text())
+    assert found is not None
+    return set(re.findall(r"`([a-z_.]+)`", found["calls"]))
 
 
 def is_route(route: tuple[str, str], request: tuple[str, str]) -> bool:

@@ -10,14 +10,18 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import sqlalchemy as sa
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.api.app import create_app
@@ -28,6 +32,9 @@ from tests.control_plane.api import openai_calls
 from tests.control_plane.jobs.test_jobs import move
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.platform.background_worker import working
+from tests.support.platform.fleet_in_memory import Servers
+
+ANSWER = '{"city": "Paris"}'
 
 
 class Recorded:
@@ -42,10 +49,35 @@ class Recorded:
         await self.app(scope, receive, send)
 
 
+def inference_server() -> FastAPI:
+    """Answers everything with :data:`ANSWER`, streamed or not."""
+    app = FastAPI()
+
+    @app.post("/v1/{kind:path}")
+    async def answer(kind: str, request: Request) -> Response:
+        body = await request.json()
+        about = {"id": "answer-0", "created": 1, "model": body["model"]}
+        if kind == "completions":
+            choice: dict[str, Any] = {"text": ANSWER}
+        else:
+            choice = {"delta" if body.get("stream") else "message": {"role": "assistant", "content": ANSWER}}
+        whole = {**about, "object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop", **choice}]}
+        if body.get("stream"):
+            whole["object"] = "chat.completion.chunk"
+            return Response(f"data: {json.dumps(whole)}\n\ndata: [DONE]\n\n", media_type="text/event-stream")
+        return JSONResponse({**whole, "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}})
+
+    return app
+
+
 @pytest.fixture(scope="module")
-def platform(new_platform: Callable[..., Platform]) -> Platform:
+def platform(new_platform: Callable[..., Platform], serve: Callable[[ASGIApp], str]) -> Platform:
     """Webhooks may go to this machine."""
-    return new_platform(webhook_allow="127.0.0.0/8")
+    url = serve(inference_server())
+    made = new_platform(webhook_allow="127.0.0.0/8", inference_urls=url)
+    fleet = Servers(url)
+    fleet.at[url].digest = made.models.get("tiny-base").digest
+    return replace(made, fleet=fleet)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +107,7 @@ class Driver:
         before = len(self.recorded.requests)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # OpenAI's word on its own methods
-            result = await settled(target(*args, **kwargs))
+            result = await opened(await settled(target(*args, **kwargs)))
         route, sent = openai_calls.documented()[call], self.recorded.requests[before:]
         assert (not sent) if route is None else openai_calls.is_route(route, sent[-1]), f"{call} sent {sent}, documented is {route}"
         self.called.add(call)
@@ -118,8 +150,10 @@ def rows(num_rows: int = 120) -> bytes:
 
 
 def test_the_table_of_calls_is_what_the_installed_client_has() -> None:
-    documented = set(openai_calls.documented())
-    assert documented == openai_calls.of_client(openai.OpenAI(api_key="none")) == openai_calls.of_client(openai.AsyncOpenAI(api_key="none"))
+    documented, not_offered = set(openai_calls.documented()), openai_calls.not_offered()
+    assert not documented & not_offered
+    for client in (openai.OpenAI(api_key="none"), openai.AsyncOpenAI(api_key="none")):
+        assert documented | not_offered == openai_calls.of_client(client)
 
 
 def test_files(driven: Callable[..., None]) -> None:
@@ -288,6 +322,46 @@ def test_webhooks(driven: Callable[..., None], receiver: tuple[str, list[tuple[b
         assert (await call("webhooks.delete", made.id)).deleted
 
     driven(scenario, "webhooks.")
+
+
+class City(BaseModel):
+    city: str
+
+
+def test_answers(driven: Callable[..., None]) -> None:
+    async def scenario(call: Driver) -> None:
+        asked: dict[str, Any] = {"model": "tiny-base", "messages": [{"role": "user", "content": "Where is the tower?"}]}
+        assert (await call("chat.completions.create", **asked)).choices[0].message.content == ANSWER
+        chunks = await call.everything(await call("chat.completions.create", **asked, stream=True))
+        assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == ANSWER
+        assert (await call("chat.completions.parse", **asked, response_format=City)).choices[0].message.parsed == City(city="Paris")
+        whole = await settled((await call("chat.completions.stream", **asked)).get_final_completion())
+        assert whole.choices[0].message.content == ANSWER
+        assert (await call("completions.create", model="tiny-base", prompt="The tower is in")).choices[0].text == ANSWER
+        asked = {"model": "tiny-base", "input": "Where is the tower?"}
+        assert (await call("responses.create", **asked)).output_text == ANSWER
+        assert (await call("responses.parse", **asked, text_format=City)).output_parsed == City(city="Paris")
+        final = await settled((await call("responses.stream", **asked)).get_final_response())
+        assert final.output_text == ANSWER
+
+    driven(scenario, "chat.", "completions.", "responses.")
+
+
+def test_calls_that_are_not_offered_are_refused(api_url: str, api_key: str) -> None:
+    with openai.OpenAI(base_url=f"{api_url}/v1", api_key=api_key, max_retries=0) as client:
+        for call in openai_calls.not_offered() - {"responses.connect"}:  # a WebSocket
+            method = attrgetter(call)(client)
+            required = {p.name: "x" for p in inspect.signature(method).parameters.values() if p.default is p.empty}
+            with pytest.raises(openai.APIStatusError) as refused:
+                method(**required)
+            assert refused.value.status_code in (404, 405), call
+
+
+async def opened(result: Any) -> Any:
+    """`result`, or the stream of a manager, which sends its request only when it is entered."""
+    if hasattr(result, "__aenter__"):
+        return await result.__aenter__()
+    return result.__enter__() if hasattr(result, "__enter__") else result
 
 
 async def settled(result: Any) -> Any:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from control_plane import cli
 from control_plane.cli.command_tree import MODULES, build
 from control_plane.cli.output import print_manifests
+from tests.control_plane.cli import json_paths
 from tests.control_plane.cli.conftest import ROOT, Ft
 
 HEAVY = ("torch", "transformers", "dagster", "pandas", "pyarrow", "numpy", "sqlalchemy", "fastapi", "starlette", "boto3", "mlflow",
@@ -75,10 +79,33 @@ def test_manifests_as_json_are_a_list_that_kubectl_takes(capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out) == listed
 
 
-def test_every_command_takes_json() -> None:
+def test_every_command_takes_json_and_writes_it_on_every_path() -> None:
     found = dict(leaves(typer.main.get_command(build())))
     assert len(found) > 100
     assert [name for name, command in found.items() if not any("--json" in p.opts for p in command.params)] == []
+    files = {file for command in found.values() if (file := inspect.getsourcefile(inspect.unwrap(command.callback)))}
+    files |= {str(path) for path in Path(cli.__file__).parent.rglob("*.py") if path.name != "command_tree.py"}
+    assert [f"{Path(file).name}:{fault}" for file in sorted(files) for fault in json_paths.faults(Path(file).read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("show(1, as_json=as_json)", []),
+        ("if as_json:\n  print_json(1)\n  return\n print('a')", []),
+        ("if watch and not as_json:\n  print('a')\n  return\n print_json(1)", []),
+        ("for one in ():\n  if as_json:\n   print_json(one)\n   continue\n  print(one)", []),
+        ("print('a', file=sys.stderr)\n print_json(1)", []),
+        ("print_json(1) if as_json else print(1)", ["2 f: print writes text"]),
+        ("say('done')", ["1 f: ends without JSON"]),
+        ("if html:\n  say('done')\n  return\n print_json(1)", ["4 f: ends without JSON"]),
+        ("if not found:\n  raise typer.Exit(1)\n print_json(1)", ["3 f: ends without JSON"]),
+        ("if as_json:\n  pass\n else:\n  print_json(1)", ["1 f: ends without JSON"]),
+        ("table((), ())\n print_json(1)", ["2 f: table writes text"]),
+    ],
+)
+def test_a_path_without_json_is_found(body: str, found: list[str]) -> None:
+    assert json_paths.faults(f"def f(as_json):\n {body}\n") == found
 
 
 def test_a_group_named_alone_lists_where_there_is_a_list(monkeypatch: pytest.MonkeyPatch) -> None:

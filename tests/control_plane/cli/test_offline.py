@@ -245,8 +245,10 @@ def test_a_preview_of_a_file_here_needs_no_platform(offline: Ft, write_chat_rows
     assert "What is 0 plus 0?" in done.out
     assert "What is 1 plus 1?" in done.out
     assert "What is 2 plus 2?" not in done.out
-    shown = offline("preview", write_chat_rows(12), "-n", "1", "--json").json
-    assert len(shown) == 1
+    assert "shown with the demo-llama-3m of this directory, not with the platform's tokenizer and template: no API key for" in done.err
+    shown = offline("preview", write_chat_rows(12), "-n", "1", "--offline", "--json")
+    assert len(shown.json) == 1
+    assert shown.err.endswith("template: --offline was given\n")
 
 
 def test_a_preview_names_the_rows_that_it_leaves_out(offline: Ft, write_chat_rows: Callable[..., Path]) -> None:

@@ -19,6 +19,8 @@ import sqlalchemy as sa
 
 from control_plane.client import FtClient
 from control_plane.datasets import service as datasets
+from control_plane.datasets.service import ExampleMessage
+from control_plane.datasets.tables import datasets as datasets_table
 from control_plane.datasets.tables import files
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.datasets.validation import HERE_BYTES, limits
@@ -28,6 +30,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound
+from tests.support.jobs.registered_adapter import add_dataset
 from tests.support.models.tiny_model import build_tiny_model
 
 MODEL = "tiny-chat"
@@ -58,7 +61,7 @@ def with_addresses(path: Path) -> Path:
 def test_the_prompt_of_a_dataset_is_its_shared_system_message_and_first_question(
     platform: Platform, tenant: Tenant, tmp_path: Path
 ) -> None:
-    def prompt(*systems: str | None) -> list[dict[str, str]]:
+    def prompt(*systems: str | None) -> list[ExampleMessage]:
         lines = b""
         for n, system in enumerate(systems):
             turns = [
@@ -73,12 +76,28 @@ def test_the_prompt_of_a_dataset_is_its_shared_system_message_and_first_question
         file = uploaded_files.create(platform, tenant.id, io.BytesIO(lines), filename="rows.jsonl", purpose="fine-tune")
         return datasets.example_prompt(platform, tenant.id, str(file.dataset_id))
 
-    asked = {"role": "user", "content": "Where is order 0?"}
-    assert prompt("Be short.", "Be short.") == [{"role": "system", "content": "Be short."}, asked]
+    def system(text: str, *, is_whole: bool = True) -> ExampleMessage:
+        return ExampleMessage(role="system", content=text, is_whole=is_whole)
+
+    asked = ExampleMessage(role="user", content="Where is order 0?")
+    assert prompt("Be short.", "Be short.") == [system("Be short."), asked]
     assert prompt("Be short.", "Be kind.") == [asked], "no system message is the one that it was trained with"
     assert prompt(None, "Be kind.") == prompt(None, None) == [asked]
-    assert prompt("Be short. " * 40, "Be short. " * 40)[0]["content"].endswith("...")
+    long, longest = "Be short,\nand polite ... " * 40, "Be short. " * 820
+    assert prompt(long, long) == [system(long), asked]
+    assert prompt(longest, longest) == [system(f"{longest[:200]}...", is_whole=False), asked]
+    assert prompt("Wait...", "Wait...") == [system("Wait..."), asked]
     assert datasets.example_prompt(platform, tenant.id, "ds_gone") == []
+
+
+def test_the_prompt_of_a_dataset_with_an_earlier_report_has_what_its_first_rows_show(platform: Platform, tenant: Tenant) -> None:
+    rows = [{"row": n, "messages": [{"role": "system", "content": "Be short. Be..."}, {"role": "user", "content": "Hi"}]} for n in (1, 2)]
+    with platform.engine.begin() as conn:
+        add_dataset(conn, tenant.id, "ds_before", now=platform.clock())
+        conn.execute(sa.update(datasets_table).where(datasets_table.c.id == "ds_before").values(report={"first_rows": rows}))
+    system, user = datasets.example_prompt(platform, tenant.id, "ds_before")
+    assert (system.content, system.is_whole) == ("Be short. Be...", False)
+    assert (user.content, user.is_whole) == ("Hi", True)
 
 
 def stored_text(platform: Platform, tenant: Tenant, dataset: str, tmp_path: Path) -> str:

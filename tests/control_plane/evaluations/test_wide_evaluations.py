@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from agent.workload import Kind
+from control_plane.billing import prices as price_lists
 from control_plane.billing.tables import meter_events
 from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates import expected_time
@@ -99,6 +100,31 @@ def test_an_evaluation_that_two_gpus_hold_gets_both_on_one_node_and_both_are_bil
     assert (job_dir / "visible_devices").read_text() == ",".join(NAMES[number] for number in held.devices[0])
     assert (started.data["num_gpus"], started.data["gpu_type"]) == (2, "h100-80gb")
     assert ended.at > started.at
+
+
+APART = """
+pools:
+  - {name: training, gpu_type: h100-80gb, takes: [lora, large, full], nodes: [{count: 2, gpus: 4, fabric: ib}]}
+  - {name: judging, gpu_type: h200-141gb, takes: [evaluation], nodes: [{count: 1, gpus: 2}]}
+"""
+
+
+def test_an_estimate_prices_the_evaluation_in_the_pool_that_takes_evaluations(
+    platform: Platform, tenant: Tenant, training_file: str, tmp_path: Path
+) -> None:
+    (tmp_path / "apart.yaml").write_text(APART)
+    apart = replace(platform, settings=replace(platform.settings, pools_file=tmp_path / "apart.yaml"))
+    found = estimates.estimate(apart, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": training_file}))
+    prices = price_lists.load(apart.settings.prices_file).at(apart.clock())
+    evaluation_s = expected_time.evaluation_s(apart.models.get("tiny-base"), 1)
+    assert found.seconds_to_finish is not None and found.seconds_to_start is not None
+    training_s = found.seconds_to_finish - found.seconds_to_start - evaluation_s
+    seconds = {"h100-80gb": found.num_gpus * training_s, "h200-141gb": evaluation_s}
+    micros = {name: prices.gpu(name).per_hour("on_demand") * held / 3600 for name, held in seconds.items()}
+    assert found.price_micros == pytest.approx(sum(micros.values()) * prices.tiers[found.tier].gpu_percent / 100, rel=1e-3)
+    assert found.gpu_type == "h100-80gb"
+    (said,) = [line for line in found.assumptions if line.startswith("price: 4 USD per GPU-hour of h100-80gb (on demand)")]
+    assert said.endswith(f"; 5 USD per GPU-hour of h200-141gb (on demand) for {evaluation_s:.0f} s of evaluation on one GPU")
 
 
 def test_an_estimate_counts_all_gpus_of_the_evaluation(

@@ -14,7 +14,7 @@ from control_plane.console.documents.report_page import report_page
 from ft_assets.datasets.ingest import Policies, validate_file
 from ft_assets.datasets.report.causes import MAX_CAUSES, Causes, problems_of
 from ft_assets.datasets.report.problems import Problem
-from ft_assets.datasets.report.validation_report import in_order
+from ft_assets.datasets.report.validation_report import MAX_SYSTEM_CHARS, in_order
 from tests.ft_assets.datasets.examples_of import chat
 
 QUESTIONS = [{"question": f"How long does step {i} take?", "ground_truth": f"{i} days"} for i in range(1319)]
@@ -111,6 +111,20 @@ def test_the_first_rows_are_shown_as_they_are_read(jsonl: Callable[..., Path]) -
     shown = "\n".join(report_lines(asdict(report), name="a.jsonl"))
     assert "user: q0" in shown
     assert "\x1b" not in shown
+
+
+def test_system_message_that_the_first_rows_share_is_kept_whole(jsonl: Callable[..., Path]) -> None:
+    def system(*texts: str | None) -> str | None:
+        rows = [chat(f"question {n * 37}", f"answer {n * 91}") for n in range(len(texts))]
+        for row, text in zip(rows, texts, strict=True):
+            row["messages"] = [*([{"role": "system", "content": text}] if text else []), *row["messages"]]
+        return validate_file(jsonl(*rows), filename="a.jsonl").report.system
+
+    long = "Be short,\nand polite. " * 50
+    assert system(*[long] * 12) == long
+    assert system(long, long, long, *["Be rude."] * 9) == long, "those of the first rows"
+    assert system(long, f"{long}!", *[long] * 10) is system(long, None, *[long] * 10) is None
+    assert system(*[None] * 12) is system(*["x" * (MAX_SYSTEM_CHARS + 1)] * 12) is None
 
 
 def test_the_verdict_comes_first_and_says_what_the_file_is_good_for(jsonl: Callable[..., Path]) -> None:

@@ -41,10 +41,14 @@ def add_adapter(
     base_model: str = "tiny-base",
     base_digest: str = BASE_DIGEST,
     eval_config: Mapping[str, Any] | None = None,
+    dataset_id: str | None = None,
 ) -> str:
-    """A registered adapter with the job, dataset and file that its row needs, and its deployment if it is to be loaded."""
+    """A registered adapter with the job, dataset and file that its row needs, and its deployment if it is to be loaded.
+
+    It was trained on `dataset_id`, or on one of its own, whose objects are not stored.
+    """
     now, adapter_id = platform.clock(), f"adp-{uuid.uuid4().hex[:12]}"
-    file_id, job_id, dataset_id = f"file-{adapter_id}", f"ftjob-{adapter_id}", f"ds_{adapter_id}"
+    file_id, job_id, dataset_id = f"file-{adapter_id}", f"ftjob-{adapter_id}", dataset_id or f"ds_{adapter_id}"
     sha256 = hashlib.sha256(adapter_id.encode()).hexdigest()
     file = {"id": file_id, "filename": "f", "purpose": "fine-tune", "bytes": 1, "sha256": sha256, "dataset_id": dataset_id}
     links = {"base_digest": base_digest, "dataset_id": dataset_id, "pack_fingerprint": "pk_0", "spec_sha256": sha256}

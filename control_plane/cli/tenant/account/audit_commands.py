@@ -65,15 +65,15 @@ def at_most(limit: int | None, export: bool) -> int | None:
 
 def show(lines: Iterable[Mapping[str, Any]], as_csv: bool, as_jsonl: bool, as_json: bool) -> None:
     """Write `lines` in the requested format; exports are written as they arrive."""
-    if as_csv:
-        out = csv.writer(sys.stdout, lineterminator="\n")
-        out.writerow(FIELDS)
-        out.writerows(_record(line) for line in lines)
-    elif as_jsonl:
+    if as_jsonl:
         for line in lines:
             print_json(line)
     elif as_json:
         print_json(list(lines))
+    elif as_csv:
+        out = csv.writer(sys.stdout, lineterminator="\n")
+        out.writerow(FIELDS)
+        out.writerows(_record(line) for line in lines)
     else:
         table(("TIME", "WHO", "FROM", "ACTION", "OBJECT", "CHANGES"), [_row(line) for line in lines])
 

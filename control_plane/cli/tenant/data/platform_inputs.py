@@ -66,15 +66,15 @@ def collect(directory: Path, *, model: str | None, lists: bool, offline: bool) -
         return Inputs(base=base, suites=suites, reason=error.message, not_compared=unknown)
 
 
-def base_model(directory: Path, model: str, *, offline: bool) -> BaseModel:
-    """Return a base model with its tokenizer: the platform's, or one of this installation if the platform cannot be asked."""
+def base_model(directory: Path, model: str, *, offline: bool) -> tuple[BaseModel, str | None]:
+    """Return a base model with its tokenizer, and None if it is the platform's; else why this installation's is used instead."""
     try:
         with _platform(offline=offline) as client:
-            return _of_platform(client, model, directory)
+            return _of_platform(client, model, directory), None
     except FtError as error:
         if error.param == "model":
             raise
-        return _of_this_machine(model, error.message)
+        return _of_this_machine(model, error.message), error.message
 
 
 @contextmanager

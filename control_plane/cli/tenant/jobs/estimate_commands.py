@@ -148,8 +148,10 @@ def _preview_here(
     from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
     with tempfile.TemporaryDirectory(prefix="ft-preview-") as directory:
-        base = platform_inputs.base_model(Path(directory), model, offline=offline)
+        base, reason = platform_inputs.base_model(Path(directory), model, offline=offline)
         assert base.directory is not None
+        if reason is not None:
+            say(f"shown with the {model} of this directory, not with the platform's tokenizer and template: {reason}")
         rows = Path(directory) / "rows.parquet"
         policies = Policies.from_request(reading["policies"] or {}, bad_rows="drop")
         report = validate_file(path, filename=path.name, column_map=reading["column_map"], policies=policies, output=rows).report

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -300,8 +300,12 @@ def logs(
     with connect() as client:
         if training:
             pieces = client.jobs.follow_logs(job_id, attempt=attempt) if follow else [client.jobs.logs(job_id, attempt=attempt)]
-            for piece in pieces:
-                print(piece, end="", flush=True)
+            if as_json:
+                for line in log_lines(pieces):
+                    print_json({"text": line})
+            else:
+                for piece in pieces:
+                    print(piece, end="", flush=True)
             return
         for event in client.jobs.follow(job_id) if follow else reversed(client.jobs.events(job_id).all()):
             if as_json:
@@ -338,6 +342,16 @@ def metrics(
 def checkpoints(client: FtClient, job_id: JobId) -> Any:
     """List a job's checkpoints, newest first; `ft submit --warm-start` accepts them."""
     return client.jobs.checkpoints(job_id).all()
+
+
+def log_lines(pieces: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a text that comes in pieces, each once it is complete, without its line end."""
+    rest = ""
+    for piece in pieces:
+        *complete, rest = (rest + piece).split("\n")
+        yield from complete
+    if rest:
+        yield rest
 
 
 def _clock(unix_s: float) -> str:

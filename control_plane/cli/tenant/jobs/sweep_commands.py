@@ -108,17 +108,17 @@ def best(sweep_id: SweepId, as_json: Json = False) -> None:
     """Show the best trial so far; exit code 1 if none has succeeded with the metric."""
     with connect() as client:
         found = client.sweeps.retrieve(sweep_id)
-    if found["best"] is None:
+    one = found["best"]
+    if as_json:
+        print_json(one)
+    elif one is not None:
+        fields({
+            "job": one["job_id"], "status": job_state(one), "parameters": _named(one["parameters"]), found["metric"]: one["value"],
+            "model": one["fine_tuned_model"], "next": f"ft promote {one['adapter_id']}",
+        })  # fmt: skip
+    if one is None:
         say(f"no trial of {sweep_id} has succeeded with {found['metric']} yet; it is {found['status']}")
         raise typer.Exit(Exit.FAILED)
-    if as_json:
-        print_json(found["best"])
-        return
-    one = found["best"]
-    fields({
-        "job": one["job_id"], "status": job_state(one), "parameters": _named(one["parameters"]), found["metric"]: one["value"],
-        "model": one["fine_tuned_model"], "next": f"ft promote {one['adapter_id']}",
-    })  # fmt: skip
 
 
 @remote("sweep {sweep_id} is {status}")

@@ -158,7 +158,7 @@ def deletions(
             raise InvalidRequest("-o writes one proof; name its deletion (`ft deletions` lists them)", param="ID")
         output.write_text(json.dumps(found, indent=1, ensure_ascii=False))
         say(f"{output} has the proof of {deletion}, sha256 {found['sha256']}")
-    elif as_json or deletion is not None:
+    if as_json or (deletion is not None and output is None):
         print_json(found)
-    else:
+    elif deletion is None:
         DELETIONS(found)

@@ -76,6 +76,9 @@ def test_the_present_bytes_do_not_apply_what_is_staged(admin: Ft, ft_env: dict[s
     refused = admin("update", model, "--path", old)
     assert (refused.code, "update_staged" in refused.err) == (1, True)
     assert base_models.catalogue_of(settings).get(model).digest == added.digest
+    dropped = admin("update", model, "--abandon", "--json")
+    assert (dropped.json["digest"], dropped.json["staged"], dropped.json["blocked"]) == (added.digest, None, False)
+    assert "no longer has a staged version" in dropped.err
 
 
 def pass_all(platform: Platform, evaluation_id: str) -> None:

@@ -28,13 +28,17 @@ def test_the_clusters_queues_are_written_and_a_drained_node_makes_them_differ(
     platform = new_platform(pools=str(tmp_path / "pools.yaml"))
     tenants.create(platform, "acme", tier="premium")
     env = {"FT_DATABASE_URL": platform.settings.database_url, "FT_POOLS": str(tmp_path / "pools.yaml")}
-    offline("admin", "kueue", "--out", str(tmp_path / "out"), **env)
+    files = offline("admin", "kueue", "--out", str(tmp_path / "out"), "--json", **env).json["files"]
+    assert files == [str(tmp_path / "out" / name) for name in ("queues.yaml", "tenants.yaml", "nodes.sh")]
     written = {p.name: p.read_text() for p in (tmp_path / "out").iterdir()}
     assert sorted(written) == ["nodes.sh", "queues.yaml", "tenants.yaml"]
     assert {p.stat().st_mode & 0o077 for p in (tmp_path / "out").iterdir()} == {0}, "they name tenants"
     assert "kubectl label --overwrite node wide-3 ft-platform/pool=wide" in written["nodes.sh"]
     assert "namespace: t-acme" in written["tenants.yaml"]
     queues = [q for q in yaml.safe_load_all(written["queues.yaml"]) if q["kind"] == "ClusterQueue"]
+    whole = [one for name in ("queues.yaml", "tenants.yaml") for one in yaml.safe_load_all(written[name])]
+    assert [*yaml.safe_load_all(offline("admin", "kueue", **env).out)] == whole
+    assert offline("admin", "kueue", "--json", **env).json == {"apiVersion": "v1", "kind": "List", "items": whole}
     live = yaml.safe_dump({"kind": "List", "items": queues})
     assert kueue.check(platform, live) == []
 
@@ -44,6 +48,8 @@ def test_the_clusters_queues_are_written_and_a_drained_node_makes_them_differ(
     assert "wide-0" in shown and "new fans" in shown and "8 x h100-80gb" in shown
     differs = offline("admin", "kueue", "--check", "-", stdin=live, **env)
     assert differs.code == 1 and "add up to 32 GPUs and pool wide has 24 ready" in differs.out
+    as_json = offline("admin", "kueue", "--check", "-", "--json", stdin=live, **env)
+    assert (as_json.code, as_json.json) == (1, {"agrees": False, "differences": differs.out.splitlines()})
 
 
 def test_while_a_node_drains_the_quota_keeps_what_its_jobs_hold(

@@ -128,6 +128,7 @@ def test_a_file_here_is_previewed_with_the_platforms_tokenizer(ft: Ft, api_url: 
     done = ft("preview", path, "--model", MODEL, "-n", "1")
     assert done.code == 0, done.err
     assert "<|im_start|>user" in done.out and "What is 0 plus 0?" in done.out
+    assert done.err == ""
     for command in ("preview", "check"):
         unknown = ft(command, path, "--model", "tiny-chart")
         assert f"'tiny-chart' is not in the catalogue of {api_url}; choose one of: {MODEL}; did you mean {MODEL}?" in unknown.err

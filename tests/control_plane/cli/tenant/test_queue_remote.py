@@ -48,6 +48,18 @@ def test_the_queue_is_read_in_words_and_as_json(offline: Callable[..., Any], api
     assert "No job of yours is waiting for GPUs." in running
 
 
+def test_operators_queue_is_written_as_a_page_and_as_json(
+    offline: Callable[..., Any], fresh_platform: Platform, write_chat_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    world = queued(fresh_platform, write_chat_rows)
+    job = world.job(world.tenant(), hours=1)
+    url = fresh_platform.engine.url.render_as_string(hide_password=False)
+    done = offline("admin", "queue", "--html", tmp_path / "queue.html", "--json", FT_DATABASE_URL=url)
+    assert [one["id"] for one in done.json["waiting"]] == [job]
+    assert job in (tmp_path / "queue.html").read_text()
+    assert offline("admin", "queue", "--html", tmp_path / "queue.html", FT_DATABASE_URL=url).out == ""
+
+
 def test_operators_words_and_page_name_everything(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
     world = queued(fresh_platform, write_chat_rows)
     owner = world.tenant(name="named-tenant")

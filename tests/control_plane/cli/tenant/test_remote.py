@@ -26,14 +26,16 @@ from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
 from control_plane.cli.record_views import job_state
-from control_plane.cli.tenant.jobs.job_commands import cost_so_far
+from control_plane.cli.tenant.jobs.job_commands import cost_so_far, log_lines
 from control_plane.jobs import service as jobs
+from control_plane.jobs.job_logs import store_piece
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
+from ft_assets.layout import attempt_prefix
 from tests.support.jobs.registered_adapter import add_adapter
 
 MODEL = "tiny-base"
@@ -204,6 +206,25 @@ def test_events_are_printed_oldest_first(ft: Ft, platform: Platform, job_id: str
     assert "Created fine-tuning job" in lines[0]
     events = [json.loads(line) for line in ft("logs", job_id, "--json").out.splitlines()]
     assert [e["code"] for e in events] == ["job_created", "job_queued", "job_provisioning", "job_running"]
+
+
+def test_training_log_is_printed_as_it_is_and_as_json_line_by_line(ft: Ft, platform: Platform, tenant: Tenant, job_id: str) -> None:
+    move(platform, job_id, JobState.QUEUED, JobState.PROVISIONING)
+    log = "step 1\n\nstep 2 \u2028 \u00e4\nhalf"
+    store_piece(platform.objects, attempt_prefix(tenant.id, job_id, 1), 0, log.encode())
+    move(platform, job_id, JobState.FAILED)
+    with platform.engine.begin() as conn:
+        long_ago = platform.clock() - timedelta(hours=1)
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(attempt=1, finished_at=long_ago))
+    for follow in ((), ("--follow",)):
+        assert ft("logs", job_id, "--training", *follow).out == log
+        lines = ft("logs", job_id, "--training", *follow, "--json").out.splitlines()
+        assert [json.loads(line) for line in lines] == [{"text": text} for text in log.split("\n")]
+
+
+def test_lines_that_come_in_pieces_are_whole() -> None:
+    assert [*log_lines(["a\nb", "c", "\n\nd\n"])] == ["a", "bc", "", "d"]
+    assert [*log_lines(["a\n", "b"])] == ["a", "b"]
 
 
 def test_followed_events_are_those_of_the_job_up_to_its_end(ft: Ft, platform: Platform, job_id: str) -> None:

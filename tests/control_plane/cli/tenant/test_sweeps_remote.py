@@ -36,7 +36,8 @@ def test_a_sweep_is_made_watched_and_its_best_model_named(
     made = ft("sweep", "create", write_chat_rows(120), "--model", "tiny-base", "-p", "rank=8,16", "--hp", "n_epochs=2", "--seed", "7")
     assert made.code == 0, made.err
     sweep_id = made.out.strip()
-    assert ft("sweep", "best", sweep_id).code == 1, "none has succeeded yet"
+    none = ft("sweep", "best", sweep_id, "--json")
+    assert (none.code, none.json) == (1, None), "none has succeeded yet"
     jobs = [t["job_id"] for t in ft("sweep", "show", sweep_id, "--json").json["trials"]]
     scored = [(job_id, loss, {"holdout/exact_match": loss}) for job_id, loss in zip(jobs, (0.5, 0.25), strict=True)]
     for (job_id, loss, scores), stage in zip(scored, ("draft", "quarantined"), strict=True):

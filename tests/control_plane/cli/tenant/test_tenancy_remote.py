@@ -80,7 +80,7 @@ def test_the_audit_log_is_a_table_and_is_exported_whole(run: Ft) -> None:
     assert [json.loads(r["changes"])["name"][1] for r in rows][:3] == names[::-1]
     assert rows[0]["actor_name"] == "test" and rows[0]["request_id"].startswith("req_")
     assert [json.loads(line)["id"] for line in run("audit", "--type", "api_key", "--jsonl").splitlines()] == [r["id"] for r in rows]
-    assert run("audit", "--json", "--before", "2020-01-01") == []
+    assert run("audit", "--json", "--before", "2020-01-01") == run("audit", "--json", "--csv", "--before", "2020-01-01") == []
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from control_plane.adapters import service as adapters
+from control_plane.console import static_files
 from control_plane.datasets import suites
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
@@ -112,6 +114,19 @@ def test_a_running_job_is_followed_and_the_page_survives_a_restart(page: Page, w
     assert page.evaluate(points) == drawn + 9, "nothing was missed or counted twice"
     jobs.pause(world.platform, world.tenant, world.running)
     page.get_by_text("Pausing", exact=True).first.wait_for()
+
+
+def test_expected_time_that_has_passed_is_any_moment(page: Page) -> None:
+    page.goto("/console")
+    shown = """async ([url, times]) => {
+        const { localTimes } = await import(url), part = document.createElement("div");
+        part.innerHTML = times.map(([form, time]) => `<time datetime="${time}" data-form="${form}"></time>`).join("");
+        localTimes(part);
+        return [...part.children].map((time) => time.textContent);
+    }"""
+    soon, past = ((datetime.now(UTC) + timedelta(minutes=minutes)).isoformat() for minutes in (130, -130))
+    times = [("expected", past), ("expected", soon), ("relative", past)]
+    assert page.evaluate(shown, [static_files.url("times.js"), times]) == ["any moment", "in 2 hours", "2 hours ago"]
 
 
 @pytest.mark.slow

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from typing import Any
+from urllib.parse import parse_qs
 
+import pytest
 import sqlalchemy as sa
 from markupsafe import escape
 from sqlalchemy.dialects.postgresql import JSONB
@@ -22,12 +27,15 @@ from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.transitions import record_many, transition
+from control_plane.platform.context import Platform
 from control_plane.platform.job_events import metrics_event
 from control_plane.platform.job_states import JobState
+from control_plane.tenants import service as tenants
 from ft_assets.training.spec import Source
 from tests.control_plane.console.conftest import Visitor
 from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.jobs.finished_job import finish
+from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.jobs.training_specs import SPEC
 from tests.support.platform.console_world import World
 
@@ -118,6 +126,27 @@ def test_a_model_page_shows_a_request_like_its_rows(visitor: Visitor, world: Wor
     assert '{"role": "user", "content": "How do I reset password 0?' in page.partition('id="use"')[2]
     assert "&message=How+do+I+reset+password+0%3F" in page
     assert f'href="/console/models/{world.production}#use"' in visitor.get("/console").text
+
+
+@pytest.mark.parametrize(("num_chars", "is_linked"), [(1000, True), (5000, False)])
+def test_a_model_page_shows_a_long_system_message_whole_and_links_it_up_to_4_096_characters(
+    platform: Platform, visit: Callable[[str], Visitor], num_chars: int, is_linked: bool
+) -> None:
+    owner, key = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}")
+    system = ('Say "tram",\nand no more. ' * 250)[:num_chars]
+    turns = [(("system", system), ("user", f"Which line {n}?"), ("assistant", f"Line {n}.")) for n in range(12)]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in row]} for row in turns]
+    lines = io.BytesIO("".join(json.dumps(row) + "\n" for row in rows).encode())
+    file = uploaded_files.create(platform, owner.id, lines, filename="trams.jsonl", purpose="fine-tune")
+    name = f"ft:tiny-base:{owner.id}:trams:0"
+    made = add_adapter(platform, owner.id, name=name, stage="production", loaded=True, dataset_id=file.dataset_id)
+    use = unescape(visit(key.secret).get(f"/console/models/{made}").text).partition('id="use"')[2]
+    assert f'{{"role": "system", "content": {json.dumps(system)}}},\n' in use
+    (link,) = re.findall(r'href="/console/playground#([^"]+)"', use)
+    found = parse_qs(link)
+    assert found["message"] == ["Which line 0?"]
+    assert found.get("system", []) == ([system] if is_linked else [])
+    assert ("too long for this link" in use) is not is_linked
 
 
 def test_a_suite_shows_where_it_was_found_and_is_removed_by_its_owner(visitor: Visitor, other: Visitor, world: World) -> None:
