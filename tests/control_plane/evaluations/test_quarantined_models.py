@@ -88,7 +88,7 @@ def in_console(site: Site, made: Adapter) -> str:
     with httpx.Client(base_url=site.url, headers={"accept": "text/html"}, timeout=60) as http:
         http.post("/console/sign-in", data={"key": site.key})
         answer = Visitor(http).post(f"/console/models/{made.id}/release", reason=REASON)
-        return answer.headers.get("location", answer.text)
+        return str(answer.headers.get("location", answer.text))
 
 
 Surface = Callable[[Site, Adapter], str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,10 +100,15 @@ def ids_of(platform: Platform, tenant: str) -> set[str]:
         return {tenant}.union(*(conn.scalars(sa.select(table.c.id).where(table.c.tenant_id == tenant)) for table in tables))
 
 
-def written_for(home: Path, ids: Iterable[str]) -> set[str]:
-    """Files below `home` whose path names one of `ids`, or that hold a row of a tenant."""
-    found = {path: str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
-    return {name for path, name in found.items() if any(id_ in name for id_ in ids) or SECRET.encode() in path.read_bytes()}
+def places_of(home: Path, ids: set[str]) -> set[str]:
+    """Directories below `home` with what is named after one of `ids`, or with a file that holds a row of a tenant."""
+    found = set[str]()
+    for path in home.rglob("*"):
+        parts = path.relative_to(home).parts
+        named = next((n for n, part in enumerate(parts) if any(id_ in part for id_ in ids)), None)
+        if path.is_file() and (named is not None or SECRET.encode() in path.read_bytes()):
+            found.add("/".join(parts[: -1 if named is None else named]))
+    return found
 
 
 def test_no_file_that_the_platform_wrote_for_a_tenant_is_left_on_the_machine(
@@ -113,21 +118,21 @@ def test_no_file_that_the_platform_wrote_for_a_tenant_is_left_on_the_machine(
     pools.write_text("pools: [{name: local, gpu_type: local, nodes: [{count: 2, gpus: 1}]}]")
     models = Catalogue({"tiny-base": ({"id": "tiny-base", "path": str(base), "license": "MIT"}, base)})
     trained = new_job(env={"pools": str(pools)}, models=models, strategy="ddp", world_size=2)
-    tenant, home, clock = trained.tenant, trained.platform.settings.home, Clock(now=utc_now())
-    work = home / "work"
-    for node in (work, work / "nodes" / "1"):
-        Scenario().write(node / "jobs" / trained.id)
+    tenant, home, nodes = trained.tenant, trained.platform.settings.home, ("work", "work/nodes/1")
+    for node in nodes:
+        Scenario().write(home / node / "jobs" / trained.id)
     assert trained.run() is JobState.EVALUATING
     prepared_and_served(trained.platform, tenant, write_chat_rows(salt=tenant))
     ids = ids_of(trained.platform, tenant)
-    places = {"/".join(Path(name).parts[:2]) for name in written_for(home, ids)}
-    of_node = {f"work/{name}" for name in ("jobs", "launcher", "inputs", "nodes")}
-    assert places == {"objects/tenants", *of_node, *(f"work/{name}" for name in ("adapters", "datasets", "packs", "suite_indexes"))}
-    store = Weak(home / "objects")
+    of_nodes = {f"{node}/{name}" for node in nodes for name in ("jobs", "launcher", "inputs")}
+    of_machine = {f"work/{name}" for name in ("adapters", "datasets", "packs", "suite_indexes")}
+    assert places_of(home, ids) == {"objects/tenants", *of_nodes, *of_machine}
+    known = {Path(place).parts[1] for place in of_nodes | of_machine} | {"scratch", "shipped_suites"}
+    assert {path.name for path in (home / "work").iterdir()} == known, "a new place may hold files that are named after no id"
+    store, clock = Weak(home / "objects"), Clock(now=utc_now())
     world = World(platform=replace(trained.platform, clock=clock, objects=store), clock=clock, store=store, write=write_chat_rows)
-    clock.now = utc_now()
     assert world.carried_out(world.delete_data(tenant))
-    assert sorted(written_for(home, ids)) == []
+    assert places_of(home, ids) == set()
 
 
 def test_no_copy_of_an_adapter_is_left_on_any_node_of_the_machine(world: World) -> None:
