@@ -124,6 +124,16 @@ def test_pieces_are_the_beginning_of_the_log_at_any_time_and_in_the_end_all_of_i
     assert pieces(world.objects, world.prefix) == []
 
 
+def test_progress_bar_is_sent_while_it_grows(world: World) -> None:
+    upload = world.upload()
+    world.write(b"step 1\rstep 2\rste")
+    send_all(upload)
+    assert world.stored() == b"step 1\rstep 2\r"
+    world.write(b"p 3\r")
+    send_all(upload)
+    assert world.stored() == b"step 1\rstep 2\rstep 3\r"
+
+
 def test_a_log_that_is_sent_twice_is_stored_once(world: World) -> None:
     one, other = world.upload(), world.upload()
     for i in range(40):

@@ -98,8 +98,11 @@ def test_sign_in_attempts_are_limited_like_calls_of_the_api(fresh_platform: Plat
 
 def test_a_session_ends_when_it_signs_out_and_no_other_does(visit: Callable[[str], Visitor], api_key: str) -> None:
     one, two = visit(api_key), visit(api_key)
+    secret = one.http.cookies[sessions.COOKIE]
     assert one.post("/console/sign-out").headers["location"] == "/console/sign-in"
     assert (one.get("/console").status_code, two.get("/console").status_code) == (303, 200)
+    copied = httpx.get(f"{one.http.base_url}/console", cookies={sessions.COOKIE: secret})
+    assert copied.status_code == 303, "a copy of the cookie opens no page either"
 
 
 def test_signing_out_everywhere_ends_the_sessions_of_the_member(
@@ -174,7 +177,12 @@ def test_the_token_of_another_session_is_refused(visit: Callable[[str], Visitor]
 
 
 def test_a_form_of_another_site_signs_nobody_in(api_url: str, api_key: str) -> None:
-    for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+    for headers in (
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ):
         answer = httpx.post(f"{api_url}/console/sign-in", data={"key": api_key}, headers=headers)
         assert (answer.status_code, "set-cookie" in answer.headers) == (403, False), headers
     own = httpx.post(f"{api_url}/console/sign-in", data={"key": api_key}, headers={"origin": api_url, "sec-fetch-site": "same-origin"})

@@ -117,6 +117,22 @@ def test_a_failed_unload_is_followed_by_no_load_and_mended_later(place: Place) -
     assert place.state(made) == ("loaded", None)
 
 
+def test_withdrawn_adapter_counts_as_loaded_until_its_server_unloads_it(place: Place) -> None:
+    made = place.adapter("a")
+    del place.servers.at[TWO]
+    place.desire(made)
+    place.round()
+    place.desire(made, "unloaded")
+    place.clock.now += timedelta(days=1)
+    place.servers.at[ONE].stuck = True
+    assert place.round() == [f"{ONE} unload: {ONE} did not answer"]
+    assert (place.state(made), place.seen(made)) == (("loaded", f"{ONE}: {ONE} did not answer"), {ONE: "loaded"})
+    place.servers.at[ONE].stuck = False
+    place.clock.now += timedelta(seconds=61)
+    assert place.round() == [f"{ONE} unload"]
+    assert (place.state(made), place.servers.at[ONE].adapters) == (("unloaded", None), {})
+
+
 def test_a_server_that_is_silent_for_a_moment_keeps_what_it_has(place: Place) -> None:
     made = place.adapter("a")
     place.desire(made)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,17 @@ from cryptography.fernet import Fernet, MultiFernet
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.attempts.tables import health_verdicts
-from control_plane.datasets import suites
+from control_plane.datasets import previews, suites
 from control_plane.datasets.scored_suites.tables import scored_suites
-from control_plane.datasets.tables import files
-from control_plane.datasets.uploads import multipart_uploads
+from control_plane.datasets.tables import datasets, files
+from control_plane.datasets.uploads import multipart_uploads, uploaded_files
 from control_plane.evaluations.tables import evaluations
+from control_plane.jobs import service as job_service
+from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs, sweep_trials, sweeps
 from control_plane.notifications.tables import deliveries, outbox
+from control_plane.platform.context import Platform, utc_now
+from control_plane.platform.job_states import JobState
 from control_plane.serving import node_files
 from control_plane.serving.tables import model_routes
 from control_plane.tenant_data import deletion, deletion_requests, erasure
@@ -29,11 +36,16 @@ from control_plane.tenants.tables import idempotency_keys
 from control_plane.tracking.tables import integrations, wandb_runs
 from ft_assets import layout
 from ft_assets.adapters.stages import GRACE
+from ft_assets.base_models import Catalogue
+from ft_assets.datasets import step as dataset_step
 from ft_assets.errors import IntegrityError
 from resources.object_store.tenant_keys import KEYS, TenantKeys
-from tests.support.jobs.finished_job import rewrite
+from tests.support.jobs.finished_job import finish, rewrite
+from tests.support.jobs.followed_jobs import Job
+from tests.support.models.tiny_model import build_tiny_model
 from tests.support.platform.database_roles import as_owner
-from tests.support.platform.deletable_tenants import SECRET, Weak, World, killed_while_working, texts_of_database
+from tests.support.platform.deletable_tenants import SECRET, Clock, Weak, World, killed_while_working, texts_of_database
+from tests.support.processes.scripted_training import Scenario
 
 INSTALLATION_KEY = Fernet.generate_key()
 
@@ -64,6 +76,63 @@ def test_no_directory_of_a_tenant_is_left_on_any_node_of_the_machine(world: Worl
     assert [str(path) for path in sorted(theirs) if not path.exists()] == []
     left = [path for path in world.platform.settings.work_dir.rglob("*") if tenant in path.name and any(path.rglob("*"))]
     assert left == []
+
+
+def prepared_and_served(platform: Platform, tenant: str, rows: Path) -> None:
+    """Upload, check, preview and pack a file, and fetch the model of its job to where servers read it: all by the platform itself."""
+    quiz = json.dumps({"question": "Which of these birds sings at night in the garden?"}).encode()
+    suites.add(platform, tenant, io.BytesIO(quiz), name="quiz", filename="quiz.jsonl", field="question")
+    with rows.open("rb") as stream:
+        made = uploaded_files.create(platform, tenant, stream, filename="rows.jsonl", purpose="fine-tune")
+    file = uploaded_files.validate(platform, made.id)
+    previews.preview_dataset(platform, tenant, file.id, model="tiny-base", num_examples=1, max_seq_len=128)
+    request = {"model": "tiny-base", "training_file": file.id, "hyperparameters": {"max_seq_len": 128}}
+    packed, trained = (job_service.submit(platform, tenant, JobRequest.from_body({**request, "seed": seed})).job.id for seed in (7, 8))
+    dataset_step.pin_dataset(platform, tenant, packed)
+    dataset_step.pack(platform, tenant, packed)
+    node_files.materialise(platform, adapters.get_adapter(platform, tenant, finish(platform, tenant, trained)))
+
+
+def ids_of(platform: Platform, tenant: str) -> set[str]:
+    """The id of a tenant, and those of its files, datasets, jobs and adapters."""
+    tables = (files, datasets, jobs, adapters_table)
+    with platform.engine.connect() as conn:
+        return {tenant}.union(*(conn.scalars(sa.select(table.c.id).where(table.c.tenant_id == tenant)) for table in tables))
+
+
+def places_of(home: Path, ids: set[str]) -> set[str]:
+    """Directories below `home` with what is named after one of `ids`, or with a file that holds a row of a tenant."""
+    found = set[str]()
+    for path in home.rglob("*"):
+        parts = path.relative_to(home).parts
+        named = next((n for n, part in enumerate(parts) if any(id_ in part for id_ in ids)), None)
+        if path.is_file() and (named is not None or SECRET.encode() in path.read_bytes()):
+            found.add("/".join(parts[: -1 if named is None else named]))
+    return found
+
+
+def test_no_file_that_the_platform_wrote_for_a_tenant_is_left_on_the_machine(
+    new_job: Callable[..., Job], write_chat_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    pools, base = tmp_path / "pools.yaml", build_tiny_model(tmp_path / "base")
+    pools.write_text("pools: [{name: local, gpu_type: local, nodes: [{count: 2, gpus: 1}]}]")
+    models = Catalogue({"tiny-base": ({"id": "tiny-base", "path": str(base), "license": "MIT"}, base)})
+    trained = new_job(env={"pools": str(pools)}, models=models, strategy="ddp", world_size=2)
+    tenant, home, nodes = trained.tenant, trained.platform.settings.home, ("work", "work/nodes/1")
+    for node in nodes:
+        Scenario().write(home / node / "jobs" / trained.id)
+    assert trained.run() is JobState.EVALUATING
+    prepared_and_served(trained.platform, tenant, write_chat_rows(salt=tenant))
+    ids = ids_of(trained.platform, tenant)
+    of_nodes = {f"{node}/{name}" for node in nodes for name in ("jobs", "launcher", "inputs")}
+    of_machine = {f"work/{name}" for name in ("adapters", "datasets", "packs", "suite_indexes")}
+    assert places_of(home, ids) == {"objects/tenants", *of_nodes, *of_machine}
+    known = {Path(place).parts[1] for place in of_nodes | of_machine} | {"scratch", "shipped_suites"}
+    assert {path.name for path in (home / "work").iterdir()} == known, "a new place may hold files that are named after no id"
+    store, clock = Weak(home / "objects"), Clock(now=utc_now())
+    world = World(platform=replace(trained.platform, clock=clock, objects=store), clock=clock, store=store, write=write_chat_rows)
+    assert world.carried_out(world.delete_data(tenant))
+    assert places_of(home, ids) == set()
 
 
 def test_no_copy_of_an_adapter_is_left_on_any_node_of_the_machine(world: World) -> None:

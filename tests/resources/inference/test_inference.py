@@ -248,6 +248,22 @@ def test_a_stream_holds_the_same_text_and_its_usage(client: openai.OpenAI) -> No
     assert chunks[-2].choices[0].finish_reason in {"length", "stop"}
 
 
+def test_usage_of_a_stream_counts_tokens_and_not_pieces(client: openai.OpenAI) -> None:
+    """A stop string that the answer only begins: the text held back for it comes in one piece."""
+    begun = ask(client, "ft:globex", max_tokens=12)[2:10]
+    request: Any = {
+        "model": "ft:globex", "messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 12, "temperature": 0,
+        "stop": [f"{begun}\x00"],
+    }  # fmt: skip
+    whole = client.chat.completions.create(**request)
+    chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+    pieces = [text for c in chunks for choice in c.choices if (text := choice.delta.content)]
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert whole.usage is not None and whole.usage.completion_tokens == 12
+    assert len(pieces) < 12, "each token came in a piece of its own: no text was held back"
+    assert chunks[-1].usage == whole.usage
+
+
 def test_a_stop_string_ends_the_answer_and_is_not_shown(client: openai.OpenAI) -> None:
     whole = ask(client, "ft:globex", max_tokens=40)
     stop = whole[3:6]

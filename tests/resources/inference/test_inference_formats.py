@@ -103,6 +103,20 @@ def test_an_answer_follows_its_schema_greedy_and_drawn(client: openai.OpenAI, mo
     assert len({draw.message.content for draw in draws}) > 4
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_answer_has_its_keys_in_the_order_of_the_schema(client: openai.OpenAI, backwards: bool) -> None:
+    """Also in an object within it, whatever order `required` has: fields that reason come before those that conclude."""
+    names = ["zone", "answer", "mail", "because"]
+    order = names[::-1] if backwards else names
+    fields: dict[str, Any] = {name: {"type": "boolean"} for name in order}
+    inner = {"type": "object", "properties": fields, "required": sorted(order), "additionalProperties": False}
+    schema = {**inner, "properties": {**fields, "mail": inner}}
+    answer = create(client, response_format=schema_format(schema), temperature=1.5, seed=5)
+    follows(answer, schema)
+    found = json.loads(answer.message.content)
+    assert (list(found), list(found["mail"])) == (order, order)
+
+
 def test_rows_of_one_batch_answer_as_they_do_alone_whoever_is_constrained(client: openai.OpenAI) -> None:
     formats = {None: {}, "category": {"response_format": schema_format(CATEGORY)}, "ticket": {"response_format": schema_format(TICKET)}}
     calls = [(model, f"{word} {n}", kind) for n, word in enumerate(("a", "longer prompt", "x")) for model in MODELS for kind in formats]

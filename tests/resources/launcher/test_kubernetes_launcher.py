@@ -52,6 +52,16 @@ def test_a_workload_waits_for_its_quota_then_runs_then_exits_with_times_and_node
     assert not status.evicted
 
 
+def test_gang_runs_and_is_billed_from_the_start_of_its_last_agent(bench: Bench) -> None:
+    bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN)
+    bench.nodes.admit(NAME)
+    bench.nodes.run(NAME, at=1_000_000, only="1")
+    assert bench.get().phase is PENDING
+    bench.nodes.run(NAME, at=1_000_030, only="0")
+    status = bench.get()
+    assert (status.phase, status.started_at) == (RUNNING, 1_000_030)
+
+
 def test_a_pending_pod_says_why(bench: Bench) -> None:
     bench.launcher.start_or_adopt(workload(), token=TOKEN)
     bench.nodes.admit(NAME)

@@ -9,16 +9,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from agent.messages import Heartbeat, HeartbeatAnswer, Restored
-from control_plane.attempts import agents
+from control_plane.attempts import agents, endings
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
 from control_plane.billing.tables import ledger_entries
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
+from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from ft_assets.errors import Fault
-from ft_assets.training.failures import FailureClass, Retry
+from ft_assets.training.failures import Evidence, FailureClass, Retry, StopReason, classify
 
 NUMBERS = itertools.count(1)
 """Of heartbeats."""
@@ -63,3 +64,18 @@ def failure(code: str, fault: Fault, retry: Retry) -> FailureClass:
 def ending(failed: FailureClass | None = None, *, step: int = 5, seconds: float = 36.0) -> Ending:
     status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=1, started_at=1000.0, ended_at=1000.0 + seconds)
     return Ending(outcome=failed.code if failed else "succeeded", failure=failed, last_step=step, trained_tokens=99, status=status)
+
+
+def lose(platform: Platform, held: Claim, *, exit_code: int | None = -9, stop: StopReason | None = None) -> JobState:
+    """End the attempt as one whose process is gone without a report."""
+    evidence = Evidence(
+        phase="lost" if exit_code is None else "exited", exit_code=exit_code, stop_reason=stop, spec=held.spec,
+        history=endings.history(platform, held.job_id),
+    )  # fmt: skip
+    return attempts.finish(platform, held, ending(classify(evidence), step=0))
+
+
+def give_up(platform: Platform, tenant: str, job_id: str) -> None:
+    """Lose a queued job's attempts until it is a dead letter."""
+    states = [lose(platform, held_by(platform, tenant, job_id)) for _ in range(3)]
+    assert states == [JobState.QUEUED, JobState.QUEUED, JobState.DEAD_LETTER]

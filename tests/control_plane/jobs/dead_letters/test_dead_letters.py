@@ -9,9 +9,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import endings
-from control_plane.attempts import service as attempts
-from control_plane.attempts.service import Claim
+from control_plane.api.app import create_app
 from control_plane.jobs import service as jobs
 from control_plane.jobs.dead_letters import service as dead_letters
 from control_plane.notifications.tables import outbox
@@ -20,9 +18,9 @@ from control_plane.platform.job_states import JobState, openai_status
 from control_plane.quotas.tables import quota_holds
 from control_plane.tenants import operators
 from ft_assets.errors import Conflict, NotFound
-from ft_assets.training.failures import Evidence, StopReason, classify
+from ft_assets.training.failures import StopReason
 from tests.support.jobs import queued_jobs
-from tests.support.jobs.claimed_job import ending, held_by
+from tests.support.jobs.claimed_job import give_up, held_by, lose
 from tests.support.platform.database_roles import as_operator
 
 Queued = Callable[[], tuple[Platform, str, str]]
@@ -41,19 +39,9 @@ def queued(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Qu
     return make
 
 
-def lose(platform: Platform, held: Claim, *, exit_code: int | None = -9, stop: StopReason | None = None) -> JobState:
-    """End the attempt as one whose process is gone without a report."""
-    evidence = Evidence(
-        phase="lost" if exit_code is None else "exited", exit_code=exit_code, stop_reason=stop, spec=held.spec,
-        history=endings.history(platform, held.job_id),
-    )  # fmt: skip
-    return attempts.finish(platform, held, ending(classify(evidence), step=0))
-
-
 def given_up(queued: Queued) -> tuple[Platform, str, str]:
     platform, tenant, job_id = queued()
-    states = [lose(platform, held_by(platform, tenant, job_id)) for _ in range(3)]
-    assert states == [JobState.QUEUED, JobState.QUEUED, JobState.DEAD_LETTER]
+    give_up(platform, tenant, job_id)
     return as_operator(platform), tenant, job_id
 
 
@@ -114,10 +102,24 @@ def test_closed_dead_letter_stays_failed_and_notifies_its_tenant_once(queued: Qu
     assert dead_letters.list_all(platform).items == []
 
 
-def test_operators_release_and_close_dead_letters_over_http(api_url: str, platform: Platform) -> None:
-    key = operators.create(as_operator(platform), "ops").secret
-    with httpx.Client(base_url=f"{api_url}/v1/admin", headers={"authorization": f"Bearer {key}"}, timeout=60) as admin:
-        assert admin.get("dead_letters").json()["object"] == "list"
+def test_operators_release_and_close_dead_letters_over_http(queued: Queued, serve: Callable[..., str]) -> None:
+    platform, tenant, job_id = given_up(queued)
+    key = operators.create(platform, "ops").secret
+    url, headers = serve(create_app(platform)), {"authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=f"{url}/v1/admin", headers=headers, timeout=60) as admin:
+        (listed,) = admin.get("dead_letters").json()["data"]
+        assert (listed["id"], listed["tenant"], listed["state"], listed["attempt"]) == (job_id, tenant, "dead_letter", 3)
+        assert listed["error"]["code"] == "dead_letter"
+        released = admin.post(f"dead_letters/{job_id}/release").json()
+        assert (released["id"], released["state"], released["error"]) == (job_id, "queued", None)
+        assert jobs.get(platform, tenant, job_id).job.state is JobState.QUEUED
+        assert admin.get("dead_letters").json()["data"] == []
+        give_up(platform, tenant, job_id)
+        closed = admin.post(f"dead_letters/{job_id}/close").json()
+        assert (closed["state"], closed["error"]["code"]) == ("failed", "dead_letter")
+        assert jobs.get(platform, tenant, job_id).job.state is JobState.FAILED
+        late = admin.post(f"dead_letters/{job_id}/release")
+        assert (late.status_code, late.json()["error"]["code"]) == (409, "invalid_state")
         for verb in ("release", "close"):
             unknown = admin.post(f"dead_letters/ftjob-none/{verb}")
             assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "fine_tune_not_found")
