@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ft_assets.training.runtime.model import decoder, optimizers, sharded_weights, state_files
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
-from ft_assets.training.runtime.parallel import COLLECTIVE_TIMEOUT
+from ft_assets.training.runtime.parallel import COLLECTIVE_TIMEOUT, reading_shards
 from ft_assets.training.runtime.parallel.replicated import copied, local_device, return_freed_memory, set_rates
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
@@ -124,7 +124,8 @@ class Fsdp2:
         if not isinstance(self.model, PeftModel):
             weights, optimizer = get_state_dict(self.model, self.optimizer)
             state: Any = {"model": weights, "optimizer": optimizer}
-            state_dict_loader.load(state, checkpoint_id=directory / DISTRIBUTED)
+            reader, planner = reading_shards.distributed(directory / DISTRIBUTED)
+            state_dict_loader.load(state, storage_reader=reader, planner=planner)
             set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
             set_rates(self.optimizer, self.schedule)
             return

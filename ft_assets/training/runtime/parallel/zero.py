@@ -28,7 +28,7 @@ from ft_assets.training.runtime.model import decoder, optimizers, state_files
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.sharded_weights import load_shards
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
-from ft_assets.training.runtime.parallel import zero_partitions
+from ft_assets.training.runtime.parallel import reading_shards, zero_partitions
 from ft_assets.training.runtime.parallel.replicated import copied, local_device, return_freed_memory, set_rates
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
@@ -131,6 +131,7 @@ class Zero:
                 raise BadSpec(
                     f"{directory.name} was written by {wrote} ranks of ZeRO-{self.stage}, this run has {self.world_size}; use as many ranks"
                 )
+            self.model.checkpoint_engine.load = reading_shards.of_deepspeed
             self.model.load_checkpoint(str(directory), tag=TAG)
         else:
             self._load_adapter(directory)
