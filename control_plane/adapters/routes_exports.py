@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from functools import partial
+
+from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
 from control_plane.adapters import exports, schemas
@@ -10,7 +12,7 @@ from control_plane.adapters.tables import Export
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
-from control_plane.http.turns import Download
+from control_plane.http.turns import Download, run_waiting
 from control_plane.platform.pagination import Page
 from control_plane.platform.transfer import in_pieces
 
@@ -43,9 +45,11 @@ def delete(platform: PlatformDep, tenant: Writer, adapter_id: parameters.Adapter
 
 
 @router.get("/{adapter_id:path}/exports/{export_id}/content", summary="Download an export", response_class=StreamingResponse)
-def content(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId) -> Download:
+async def content(
+    request: Request, platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId
+) -> Download:
     """Download the archive of a finished export: a tar of its files with a manifest of their hashes."""
-    found, stream = exports.content(platform, tenant, adapter_id, export_id)
+    found, stream = await run_waiting(request, partial(exports.content, platform, tenant, adapter_id, export_id))
     name = f"{'-'.join(filter(None, (found.adapter_id, found.format, found.precision)))}.tar"
     headers = {"content-length": str(found.bytes), "content-disposition": f'attachment; filename="{name}"', "x-sha256": str(found.sha256)}
     return Download(in_pieces(stream), media_type="application/x-tar", headers=headers)

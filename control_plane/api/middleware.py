@@ -119,7 +119,7 @@ def protected(scope: Scope, headers: Iterable[tuple[bytes, bytes]]) -> list[tupl
     """Return `headers` so that no browser guesses a content type, and no cache keeps what the API answered to a console's session."""
     found = [(name, value) for name, value in headers if name.lower() != b"x-content-type-options"]
     found.append((b"x-content-type-options", b"nosniff"))
-    if scope["path"].startswith("/v1/") and f"{COOKIE}=" in (_header(scope, b"cookie") or ""):
+    if scope["path"].startswith("/v1/") and any(key == b"cookie" and f"{COOKIE}=".encode() in value for key, value in scope["headers"]):
         found = [(name, value) for name, value in found if name.lower() != b"cache-control"]
         found += [(b"cache-control", b"no-store"), (b"vary", b"cookie")]
     return found

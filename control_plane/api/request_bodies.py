@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import re
 import time
+from contextlib import AsyncExitStack
 from typing import NoReturn
 
 from starlette.concurrency import run_in_threadpool
@@ -64,6 +65,8 @@ BODY_GRACE_S = 20.0
 MIN_BYTES_PER_S = 16 * 1024
 """A body may take the grace period, and a second more for each so many bytes: a slow mobile link sends 60 KiB/s. Time in which the route
 does not read does not count."""
+READING, READING_EACH = 64, 8
+"""Bodies over 64 KiB that are on their way into memory at once, and those of one tenant; others wait unread."""
 DISCARDED_BYTES, DISCARD_S = 8 * MIB, 2.0
 """What is still taken of a refused body before its connection is closed."""
 
@@ -104,7 +107,9 @@ class RequestBodies:
         elif body.limit is not None and length > body.limit:
             refusal = too_large(path, body.limit)
         app = self.app if refusal is None else error_responses.response(refusal)
-        await app(scope, body.receive, closing)
+        body.is_large = body.limit is not None and (comes_in_chunks or length > INLINE_BYTES)
+        async with body.room:
+            await app(scope, body.receive, closing)
 
 
 class _Body:
@@ -114,6 +119,9 @@ class _Body:
         self.limit, self._grace_s = limit, grace_s
         self.is_read = False
         """Whether the connection can be kept: no more than a negligible part of the body is left."""
+        self.is_large = False
+        self.room = AsyncExitStack()
+        """Held by a large body until it is in memory and its request has a turn."""
         self._request, self._receive, self._path = request, receive, str(request.scope["path"])
         self._authenticated = self._path in OPEN_FORMS
         self._pieces: list[bytes] | None = [] if is_json and limit is not None else None
@@ -123,6 +131,9 @@ class _Body:
         """Return the next piece; ``Refused`` for an unknown caller, and for a body that is too large, too deep or too slow."""
         if not self._authenticated:
             await self._authenticate()
+        if self.is_large:
+            self.is_large = False
+            await self._wait_for_room()
         message = await (self._receive() if self._has_ended else self._in_time())
         self._num_bytes += len(message.get("body", b""))
         ends = message["type"] != "http.request" or not message.get("more_body", False)
@@ -134,6 +145,8 @@ class _Body:
             self._pieces.append(message.get("body", b""))
             if ends:
                 await self._check(b"".join(self._pieces))
+        if ends:
+            await self.room.aclose()
         return message
 
     async def discard(self) -> None:
@@ -160,6 +173,12 @@ class _Body:
             self._refuse(error)
         self._authenticated = True
 
+    async def _wait_for_room(self) -> None:
+        try:
+            await self.room.enter_async_context(_limiter(self._request, "bodies_read", READING, READING_EACH).turn(_owner(self._request)))
+        except FtError as error:
+            self._refuse(error)
+
     async def _in_time(self) -> Message:
         limit_s = self._grace_s + self._num_bytes / MIN_BYTES_PER_S
         began = time.monotonic()
@@ -181,7 +200,9 @@ class _Body:
             if len(body) <= INLINE_BYTES:
                 check_structure(self._path, body)
             else:
-                await _checks(self._request).run(_owner(self._request), lambda: check_structure(self._path, body))
+                await _limiter(self._request, "body_checks", CHECKS, 1).run(
+                    _owner(self._request), lambda: check_structure(self._path, body)
+                )
         except FtError as error:
             self._refuse(error)
 
@@ -190,11 +211,11 @@ class _Body:
         raise Refused(error) from error
 
 
-def _checks(request: Request) -> TenantLimiter:
-    found: TenantLimiter | None = getattr(request.app.state, "body_checks", None)
+def _limiter(request: Request, name: str, total: int, each: int) -> TenantLimiter:
+    found: TenantLimiter | None = getattr(request.app.state, name, None)
     if found is None:  # here: a limiter belongs to a running loop
-        found = TenantLimiter(total=CHECKS, each=1, wait_s=CHECK_WAIT_S, what="large bodies", code="bodies_busy")
-        request.app.state.body_checks = found
+        found = TenantLimiter(total=total, each=each, wait_s=CHECK_WAIT_S, what="large bodies", code="bodies_busy")
+        setattr(request.app.state, name, found)
     return found
 
 
@@ -257,4 +278,4 @@ def too_large(path: str, limit: int) -> BodyTooLarge:
 
 def _has_credential(headers: Headers) -> bool:
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    return (scheme.lower() == "bearer" and bool(credentials.strip())) or f"{COOKIE}=" in headers.get("cookie", "")
+    return (scheme.lower() == "bearer" and bool(credentials.strip())) or any(f"{COOKIE}=" in one for one in headers.getlist("cookie"))

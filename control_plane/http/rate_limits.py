@@ -237,16 +237,17 @@ class OpenCounts:
         return self._open[owner]
 
     @contextmanager
-    def counted(self, limits: Sequence[tuple[str, int]], refusal: Callable[[str, int], FtError]) -> Iterator[None]:
-        """Count one for each owner in `limits`; raise the `refusal` of the first owner that has as many as its limit."""
+    def counted(self, limits: Sequence[tuple[str, int]], refusal: Callable[[str, int], FtError], *, number: int = 1) -> Iterator[None]:
+        """Count `number` for each owner in `limits`; raise the `refusal` of the first owner that would have more than its limit."""
         for owner, limit in limits:
-            if self._open[owner] >= limit:
+            if self._open[owner] + number > limit:
                 raise refusal(owner, limit)
-        self._open.update(owner for owner, _ in limits)
+        counted = {owner: number for owner, _ in limits}
+        self._open.update(counted)
         try:
             yield
         finally:
-            self._open.subtract(owner for owner, _ in limits)
+            self._open.subtract(counted)
             self._open = +self._open
 
 

@@ -5,18 +5,18 @@ requests. Those beyond a caller's share wait in order, unread, and cost nothing.
 
 1. A request has a turn from its beginning to the first byte of its response; event streams and answers of models have limits of their own.
    Pieces of a download (:class:`Download`), and what waits for another server (:func:`run_waiting`), have threads of their own.
-2. It gives the turn up while it waits for its body, for a validation or the object store (:func:`give_up_turn`), or for its caller to
-   hang up.
+2. It gives the turn up while it waits for its body, for a validation or the object store (:func:`give_up_turn`), or for a model.
 3. A caller is a tenant or an operator, whatever the key; callers whose keys have not worked yet share the turns of their address.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
+import anyio
 from fastapi.responses import StreamingResponse
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
@@ -58,13 +58,19 @@ class Turns:
             self._waits = TenantLimiter(total=WAITS, each=WAITS_OF_ONE, wait_s=THREAD_WAIT_S, what="downloads and tests", code=CODE)
         request = Request(scope)
         limits: RateLimits = request.app.state.rate_limits
-        async with _Turn(self._limiter, self._waits, limits.owner_of(request, secret_of(request)[0])) as turn:
+        async with Turn(self._limiter, self._waits, limits.owner_of(request, secret_of(request)[0])) as turn:
             scope.setdefault("state", {})["turn"] = turn
 
+            has_body_come = False
+
             async def receive_between() -> Message:
+                nonlocal has_body_come
+                if has_body_come:  # only the caller's leaving can come, which is waited for beside the work
+                    return await receive()
                 await turn.give_up()
                 message = await receive()
-                if message["type"] == "http.request" and not message.get("more_body", False):
+                has_body_come = message["type"] != "http.request" or not message.get("more_body", False)
+                if message["type"] == "http.request" and has_body_come:
                     try:
                         await turn.take()
                     except FtError as error:
@@ -84,15 +90,15 @@ class Turns:
             await self.app(scope, receive_between if has_body(request.headers) else receive, send_after)
 
 
-class _Turn:
+class Turn:
     """The turn of one request, which may be given up and taken again."""
 
     def __init__(self, limiter: TenantLimiter, waits: TenantLimiter, owner: str) -> None:
-        self._limiter, self._waits, self._owner = limiter, waits, owner
+        self._limiter, self._waits, self.owner = limiter, waits, owner
         self._held: AsyncExitStack | None = None
         self.is_over = False
 
-    async def __aenter__(self) -> _Turn:
+    async def __aenter__(self) -> Turn:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -101,7 +107,7 @@ class _Turn:
     async def take(self) -> None:
         if self._held is None and not self.is_over:
             held = AsyncExitStack()
-            await held.enter_async_context(self._limiter.turn(self._owner))
+            await held.enter_async_context(self._limiter.turn(self.owner))
             self._held = held
             if self.is_over:  # since it began to wait
                 await self.give_up()
@@ -118,7 +124,7 @@ class _Turn:
     async def run_waiting(self, work: Callable[[], _T]) -> _T:
         """Give the turn up for good, and run `work` in one of the threads for what waits; return its result."""
         await self.end()
-        return await self._waits.run(self._owner, work)
+        return await self._waits.run(self.owner, work)
 
 
 class Download(StreamingResponse):
@@ -129,13 +135,15 @@ class Download(StreamingResponse):
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.body_iterator = self._in_turns(scope["state"]["turn"])
+        turn: Turn = scope["state"]["turn"]
+        self.body_iterator = self._in_turns(turn)
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._pieces.close()
+            with anyio.CancelScope(shield=True), suppress(ValueError):  # a piece is still read: its thread goes on
+                await turn.run_waiting(self._pieces.close)
 
-    async def _in_turns(self, turn: _Turn) -> AsyncIterator[bytes]:
+    async def _in_turns(self, turn: Turn) -> AsyncIterator[bytes]:
         while (piece := await turn.run_waiting(partial(next, self._pieces, None))) is not None:
             yield piece
 
@@ -157,7 +165,7 @@ def announced_bytes(headers: Headers) -> int:
 @asynccontextmanager
 async def during_turn(request: HTTPConnection) -> AsyncIterator[None]:
     """Work in the request's turn, between two waits for its body."""
-    turn: _Turn | None = request.scope.get("state", {}).get("turn")
+    turn: Turn | None = request.scope.get("state", {}).get("turn")
     if turn is None:
         yield
         return
@@ -170,12 +178,18 @@ async def during_turn(request: HTTPConnection) -> AsyncIterator[None]:
 
 async def give_up_turn(request: HTTPConnection) -> None:
     """Let the caller's other requests go on while this one only waits."""
-    turn: _Turn | None = request.scope.get("state", {}).get("turn")
+    turn: Turn | None = request.scope.get("state", {}).get("turn")
     if turn is not None:
         await turn.end()
 
 
+def caller_of(request: HTTPConnection) -> str:
+    """Return who shares turns with the request; empty for a path without turns."""
+    turn: Turn | None = request.scope.get("state", {}).get("turn")
+    return "" if turn is None else turn.owner
+
+
 async def run_waiting(request: HTTPConnection, work: Callable[[], _T]) -> _T:
     """Run `work`, which waits for another server, so that no other request of its caller or of anybody else waits for it."""
-    turn: _Turn = request.scope["state"]["turn"]
+    turn: Turn = request.scope["state"]["turn"]
     return await turn.run_waiting(work)

@@ -98,16 +98,21 @@ def _refuse_function_call(_: Any) -> None:
 
 
 def _check_n(n: Any) -> None:
-    if isinstance(n, int) and n > MAX_N:
+    if type(n) is not int:  # servers would read "16" and 16.0 as numbers
+        raise _refusal(f"n is {ascii(n)[:40]}; write a whole number from 1 to {MAX_N}", "n", code="invalid_type")
+    if n > MAX_N:
         raise _refusal(f"n is {n}, limit {MAX_N}; send several requests", "n")
 
 
-def _check_choices(body: Mapping[str, Any]) -> None:
+def num_answers(body: Mapping[str, Any]) -> int:
+    """Return for how many answers a checked body asks."""
     prompt, n = body.get("prompt"), body.get("n") or 1
-    num_prompts = len(prompt) if isinstance(prompt, list) and type(prompt[0]) is not int else 1
-    if isinstance(n, int) and num_prompts * n > MAX_CHOICES:
-        what = f"{num_prompts} prompts with n {n} ask for {num_prompts * n} answers, limit {MAX_CHOICES}; send several requests"
-        raise _refusal(what, "prompt")
+    return int(n) * (len(prompt) if isinstance(prompt, list) and type(prompt[0]) is not int else 1)
+
+
+def _check_choices(body: Mapping[str, Any]) -> None:
+    if (number := num_answers(body)) > MAX_CHOICES:
+        raise _refusal(f"the prompts and n ask for {number} answers, limit {MAX_CHOICES}; send several requests", "prompt")
 
 
 def _refusal(message: str, param: str, *, code: str = "invalid_request") -> InvalidRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -16,12 +17,13 @@ from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, ReaderPrincipal, Writer
 from control_plane.http.disconnection import unless_disconnected
 from control_plane.http.rate_limits import OpenCounts
+from control_plane.http.turns import during_turn
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page
 from control_plane.serving import model_routes, own_servers, schemas
 from control_plane.serving.gateway import TENANT, WEIGHT, Gateway, Target
 from control_plane.serving.model_routes import Route
-from control_plane.serving.request_limits import check_limits
+from control_plane.serving.request_limits import check_limits, num_answers
 from control_plane.serving.responses.requests import ResponseRequest, read_request
 from control_plane.serving.responses.translation import translate
 from control_plane.tenants.rules import Principal, Tenant, tier_named
@@ -33,14 +35,25 @@ from ft_assets.storable_text import check_storable
 router = APIRouter(prefix="/v1", tags=["inference"])
 SESSION = "x-session-id"
 CHAT = "/v1/chat/completions"
+MAX_ANSWERS = 512
+"""Answers of one tenant under way in an API process, over all of its requests: as many as wait for the embedded server."""
 
 
 async def _in_flight(request: Request, principal: ReaderPrincipal) -> AsyncIterator[Principal]:
     """Count a request until its answer has been sent; a key has three quarters of its tenant's limit, so that another one finds room."""
-    answers: OpenCounts = request.app.state.answers
+    requests: OpenCounts = request.app.state.answers
     most = tier_named(principal.tenant.tier).requests_in_flight
-    with answers.counted(((principal.tenant.id, most), (principal.id, most * 3 // 4)), _too_many):
+    with ExitStack() as held:
+        held.enter_context(requests.counted(((principal.tenant.id, most), (principal.id, most * 3 // 4)), _too_many))
+        request.state.held_until_sent = held
         yield principal
+
+
+def _count_answers(request: Request, tenant: str, number: int) -> None:
+    """Count the answers that a request asks for until they have been sent: each takes a place of its own in a server's queue."""
+    answers: OpenCounts = request.app.state.answers
+    held: ExitStack = request.state.held_until_sent
+    held.enter_context(answers.counted(((f"all requests of {tenant}", MAX_ANSWERS),), _too_many, number=number))
 
 
 def _too_many(owner: str, limit: int) -> RateLimited:
@@ -104,9 +117,11 @@ async def _complete(
     session: str | None = None,
 ) -> Response:
     asked = await run_in_threadpool(_read, body, normalize, request.headers.get(SESSION) or session)
+    _count_answers(request, tenant.id, num_answers(body))
 
     async def resolve() -> Target:
-        found = await run_in_threadpool(_target, platform, tenant.id, asked.model, asked.affinity)
+        async with during_turn(request):  # and none while the model answers
+            found = await run_in_threadpool(_target, platform, tenant.id, asked.model, asked.affinity)
         return replace(found, sent={TENANT: tenant.id, WEIGHT: str(tier_named(tenant.tier).weight)})
 
     gateway: Gateway = request.app.state.inference

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from control_plane.http import forms, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import FollowerDep, PlatformDep, Reader, Writer
 from control_plane.http.streams import server_sent
-from control_plane.http.turns import Download, give_up_turn
+from control_plane.http.turns import Download, give_up_turn, run_waiting
 from control_plane.platform.context import Platform
 from control_plane.platform.transfer import in_pieces
 from ft_assets.layout import safe_filename
@@ -143,9 +144,9 @@ def delete(platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) ->
 
 
 @router.get("/{file_id}/content", summary="Download a file", response_class=StreamingResponse)
-def content(platform: PlatformDep, tenant: Reader, file_id: parameters.FileId) -> Download:
+async def content(request: Request, platform: PlatformDep, tenant: Reader, file_id: parameters.FileId) -> Download:
     """Download the content of a file as it was uploaded."""
-    row, stream = uploaded_files.content(platform, tenant, file_id)
+    row, stream = await run_waiting(request, partial(uploaded_files.content, platform, tenant, file_id))
     headers = {"content-length": str(row.bytes), "content-disposition": _attachment(row.filename)}
     return Download(in_pieces(stream), media_type="application/octet-stream", headers=headers)
 

@@ -233,12 +233,13 @@ class AccessControl:
             secret = cipher(self._platform.settings).decrypt(ticket.encode(), ttl=TICKET_S).decode()
             if ticket in self._used:
                 raise InvalidToken
+            self._used[ticket] = now  # before another request with it gets a turn
             await self._authenticate(request, sessions.authenticate_operator, secret)
         except InvalidToken:
             return self._page("The way from the console took too long; go back to it and try again.", status=403)
         except FtError as error:
+            del self._used[ticket]
             return self._page(error.message, status=error.http_status)
-        self._used[ticket] = now
         to = request.query_params.get("to", "/")
         target = html.escape(to if to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable() else "/")
         return _with_session(HTMLResponse(ARRIVED_PAGE.format(target=target), headers=PAGE_HEADERS), request, secret)

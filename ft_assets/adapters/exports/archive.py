@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ft_assets.adapters import package, whole_model
 from ft_assets.adapters.exports import Format, Precision
 from ft_assets.durable_files import sha256_of
-from ft_assets.errors import InvalidRequest
+from ft_assets.errors import IntegrityError, InvalidRequest
 
 if TYPE_CHECKING:
     from ft_assets.adapters.exports.proof import Reference
@@ -83,6 +83,24 @@ def pack(directory: Path, archive: Path) -> Path:
             with path.open("rb") as stream:
                 tar.addfile(info, stream)
     return archive
+
+
+def unpack(archive: Path, directory: Path) -> None:
+    """Write the files of an archive of :func:`pack` into a new `directory`; ``IntegrityError`` for all but plain files with bare names.
+
+    tarfile's filter ``data`` is not enough: some releases of Python follow links that an archive brings along (CVE-2025-4517).
+    """
+    directory.mkdir()
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            is_bare = Path(member.name).name == member.name and member.name not in ("", ".", "..")
+            if not member.isreg() or not is_bare or (directory / member.name).exists():
+                what = f"the archive holds {member.name[:80]!a}, which is no plain file at its top, or is there twice; tell your operator"
+                raise IntegrityError(what, code="export_damaged")
+            stream = tar.extractfile(member)
+            assert stream is not None
+            with stream, (directory / member.name).open("xb") as target:
+                shutil.copyfileobj(stream, target)
 
 
 def _make_adapter(order: Order, out: Path, _scratch: Path, _say: Say) -> Mapping[str, Any]:

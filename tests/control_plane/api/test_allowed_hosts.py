@@ -82,6 +82,10 @@ def test_answer_to_a_session_is_marked_no_store(at: Platform, url: str) -> None:
         answer = httpx.get(f"{url}{path}", headers=session)
         assert (answer.headers["cache-control"], "cookie" in answer.headers["vary"]) == ("no-store", True), path
     assert httpx.get(f"{url}/v1/models", headers=session).status_code == 200
+    apart = [("cookie", "a=b"), ("cookie", f"{sessions.COOKIE}={secret}")]
+    for answer in (httpx.get(f"{url}/v1/models", headers=apart), httpx.post(f"{url}/v1/fine_tuning/estimate", headers=apart, json={})):
+        assert answer.status_code != 401
+        assert (answer.headers["cache-control"], "cookie" in answer.headers["vary"]) == ("no-store", True)
     with_key = httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key.secret}"})
     assert "cache-control" not in with_key.headers
 

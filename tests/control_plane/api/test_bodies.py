@@ -31,6 +31,7 @@ from control_plane.api.request_bodies import (
     MAX_VALUES,
     MIB,
     OPEN_FORMS,
+    READING_EACH,
     RequestBodies,
     check_structure,
     limit_of,
@@ -279,6 +280,44 @@ def test_large_bodies_of_a_tenant_are_checked_one_at_a_time_whatever_its_keys(pl
                 assert (refused.status_code, refused.json()["error"]["code"]) == (429, "bodies_busy")
             assert (await large(app, other)).json()["error"]["code"] != "bodies_busy"
         assert [(await large(app, key)).json()["error"]["param"] for key in keys] == ["training_file"] * 2
+
+    asyncio.run(scenario())
+
+
+def test_large_bodies_of_a_tenant_come_into_memory_a_few_at_a_time_whatever_its_keys(platform: Platform, tenant: Tenant) -> None:
+    keys = [tenants.create_key(platform, tenant.id, name=name, scopes=["admin"]).secret for name in ("a", "b")]
+    other = tenants.create(platform, f"other-{tenant.id}")[1].secret
+
+    async def scenario() -> None:
+        app, going_on, began = create_app(platform), asyncio.Event(), list[str]()
+
+        async def slow(key: str) -> AsyncIterator[bytes]:
+            began.append(key)
+            yield b'{"model": "' + b"x" * INLINE_BYTES
+            await going_on.wait()
+            yield b'"}'
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60) as client:
+
+            def send(key: str) -> asyncio.Task[httpx.Response]:
+                headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+                return asyncio.create_task(client.post(JOBS, content=slow(key), headers=headers))
+
+            async def until(number: int) -> None:
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(began) < number:
+                        await asyncio.sleep(0.01)
+                await asyncio.sleep(0.2)
+
+            asked = [send(keys[n % 2]) for n in range(2 * READING_EACH)]
+            await until(READING_EACH)
+            assert len(began) == READING_EACH
+            asked.append(send(other))
+            await until(READING_EACH + 1)
+            assert began[READING_EACH:] == [other]
+            going_on.set()
+            assert {answer.status_code for answer in await asyncio.gather(*asked)} == {400}
+            assert len(began) == 2 * READING_EACH + 1
 
     asyncio.run(scenario())
 

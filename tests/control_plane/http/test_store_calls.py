@@ -8,8 +8,39 @@ import anyio
 import pytest
 from starlette.requests import Request
 
-from control_plane.http.store_calls import STORE_CALLS, StoreCalls
+from control_plane.http.rate_limits import TenantLimiter
+from control_plane.http.store_calls import STORE_CALLS, STORE_CALLS_OF_ONE, StoreCalls
+from control_plane.http.turns import Turn
 from ft_assets.errors import Unavailable
+
+
+def limiter_of_process() -> TenantLimiter:
+    return TenantLimiter(total=STORE_CALLS, each=STORE_CALLS_OF_ONE, wait_s=60.0)
+
+
+def calls_of(limiter: TenantLimiter, caller: str) -> StoreCalls:
+    return StoreCalls(limiter, Request({"type": "http", "state": {"turn": Turn(limiter, limiter, caller)}}))
+
+
+def test_calls_of_one_tenant_leave_threads_for_those_of_others() -> None:
+    answers, began = threading.Event(), list[str]()
+
+    def hang(caller: str) -> None:
+        began.append(caller)
+        assert answers.wait(30)
+
+    async def main() -> None:
+        limiter = limiter_of_process()
+        async with anyio.create_task_group() as others:
+            for _ in range(2 * STORE_CALLS):
+                others.start_soon(calls_of(limiter, "loud").run, hang, "loud")
+            await anyio.wait_all_tasks_blocked()
+            assert await calls_of(limiter, "quiet").run(lambda: "answered", wait_s=5.0) == "answered"
+            assert began == ["loud"] * STORE_CALLS_OF_ONE
+            answers.set()
+
+    anyio.run(main)
+    assert began == ["loud"] * 2 * STORE_CALLS
 
 
 def test_a_call_that_finds_no_thread_in_time_is_refused_and_those_that_began_are_not_cut_off() -> None:
@@ -23,10 +54,11 @@ def test_a_call_that_finds_no_thread_in_time_is_refused_and_those_that_began_are
         done.append(await calls.run(hang, what))
 
     async def main() -> None:
-        calls = StoreCalls(anyio.CapacityLimiter(STORE_CALLS), Request({"type": "http"}))
+        limiter = limiter_of_process()
+        calls = calls_of(limiter, "late")
         async with anyio.create_task_group() as others:
-            for _ in range(STORE_CALLS):
-                others.start_soon(call, calls, "began")
+            for n in range(STORE_CALLS):
+                others.start_soon(call, calls_of(limiter, f"t{n // STORE_CALLS_OF_ONE}"), "began")
             await anyio.wait_all_tasks_blocked()
             with pytest.raises(Unavailable, match=r"has not answered 8 calls for 0\.3 s"):
                 await calls.run(hang, "late", wait_s=0.3)

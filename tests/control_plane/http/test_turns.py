@@ -17,9 +17,10 @@ from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
 from control_plane.http import error_responses
+from control_plane.http.disconnection import unless_disconnected
 from control_plane.http.rate_limits import RateLimits
 from control_plane.http.store_calls import Calls
-from control_plane.http.turns import TURNS_OF_ONE, WAITS_OF_ONE, Download, Turns, give_up_turn, run_waiting
+from control_plane.http.turns import TURNS_OF_ONE, WAITS_OF_ONE, Download, Turns, during_turn, give_up_turn, run_waiting
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from tests.support.servers.webhook_receiver import receiver
@@ -72,6 +73,13 @@ class Room:
         async def waiting(request: Request) -> str:
             return await run_waiting(request, lambda: anyio.from_thread.run(work, request))
 
+        async def looks_up(request: Request, body: dict[str, int]) -> str:
+            async def look_up() -> str:
+                async with during_turn(request):
+                    return await work(request)
+
+            return await unless_disconnected(request, look_up())
+
         async def body(request: Request, body: dict[str, int]) -> str:
             return await work(request)
 
@@ -85,6 +93,7 @@ class Room:
         app.add_api_route("/stream", stream)
         app.add_api_route("/download", download)
         app.add_api_route("/waiting", waiting)
+        app.add_api_route("/looks_up", looks_up, methods=["POST"])
         app.add_api_route("/body", body, methods=["POST"])
         app.add_middleware(Turns, **limits)
         self.app: ASGIApp = app
@@ -150,6 +159,19 @@ def test_a_request_that_waits_too_long_for_others_of_its_caller_is_told_when_to_
             for refused in (await start("a1"), await start("a1", "/body", method="POST", json={"n": 1})):
                 assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_at_once")
                 assert int(refused.headers["retry-after"]) >= 1
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_watches_for_its_caller_to_leave_looks_up_in_its_turn(platform: Platform) -> None:
+    async def scenario() -> None:
+        room = Room(platform)
+        async with room.open() as start:
+            for _ in range(3 * TURNS_OF_ONE):
+                start("a1", "/looks_up", method="POST", json={"n": 1})
+            await room.until(TURNS_OF_ONE)
+            assert len(room.inside) == TURNS_OF_ONE
+        assert len(room.inside) == 3 * TURNS_OF_ONE
 
     asyncio.run(scenario())
 

@@ -35,6 +35,9 @@ LARGE: dict[str, dict[str, Any]] = {
     "words of another server": {"messages": [USER], "bad_words": ["a"] * 900_000},
     "answers": {"messages": [USER], "n": 10**6},
     "answers to prompts": {"prompt": ["a"] * 16, "n": 9},
+    "answers in words": {"prompt": ["a"] * 128, "n": "16"},
+    "answers in fractions": {"prompt": ["a"] * 128, "n": 16.0},
+    "answers of a truth": {"prompt": "a", "n": True},
 }
 
 

@@ -153,6 +153,31 @@ def test_a_caller_that_hangs_up_ends_the_generation(caller: tuple[str, openai.Op
     assert engine.state.hung_up.wait(timeout=60)
 
 
+def test_each_answer_that_a_request_asks_for_counts(served: tuple[Platform, str]) -> None:
+    """512 for a tenant, in any number of requests that its tier allows."""
+    platform, url = served
+    tenant, other = (tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="premium") for _ in range(2))
+    with contextlib.ExitStack() as stack:
+        mine, theirs = (
+            stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key=key.secret, max_retries=0)) for key in (tenant[1], other[1])
+        )
+
+        def ask(client: openai.OpenAI, n: int) -> None:
+            stream = client.chat.completions.create(model="tiny-base", messages=ASK, n=n, stream=True, max_tokens=999)
+            next(iter(stack.enter_context(stream)))
+
+        for _ in range(31):
+            ask(mine, 16)
+        ask(mine, 15)
+        with pytest.raises(
+            openai.RateLimitError, match=f"512 answers are under way for all requests of {tenant[0].id}, the limit"
+        ) as refused:
+            ask(mine, 2)
+        assert refused.value.code == "too_many_in_flight"
+        ask(mine, 1)
+        ask(theirs, 16)
+
+
 def test_answers_in_flight_are_limited_by_key_and_tenant(served: tuple[Platform, str], engine: FastAPI) -> None:
     """A free tenant has 8 answers under way, and each of its keys 6."""
     platform, url = served

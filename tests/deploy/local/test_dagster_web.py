@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -274,6 +275,17 @@ def test_a_ticket_of_the_console_begins_a_session_once_and_soon(web: Web) -> Non
     ):
         fresh = seal(web.platform.settings, secret)
         assert 'url=/"' in httpx.get(f"{web.url}/ft/login", params={"ticket": fresh, "to": elsewhere}).text
+
+
+def test_a_ticket_that_is_shown_several_times_at_once_begins_one_session(web: Web) -> None:
+    ticket = seal(web.platform.settings, sessions.sign_in(web.platform, operators.authenticate(web.platform, web.key)))
+
+    async def show() -> list[int]:
+        async with httpx.AsyncClient(base_url=web.url, timeout=60) as client:
+            answers = await asyncio.gather(*(client.get("/ft/login", params={"ticket": ticket}) for _ in range(4)))
+            return sorted(answer.status_code for answer in answers)
+
+    assert asyncio.run(show()) == [200, 403, 403, 403]
 
 
 def test_an_address_that_guesses_keys_or_sessions_is_refused_as_at_the_api(web: Web) -> None:

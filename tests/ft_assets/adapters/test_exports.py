@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import subprocess
 import sys
@@ -23,9 +24,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ft_assets.adapters import package
 from ft_assets.adapters.exports import Format, Precision, checked, export_key, gguf_file, merge, proof
-from ft_assets.adapters.exports.archive import Built, Order, build
+from ft_assets.adapters.exports.archive import Built, Order, build, unpack
 from ft_assets.adapters.exports.gguf_file import interleaved, llama3_factors, plain_template
-from ft_assets.errors import FtError, InvalidRequest
+from ft_assets.errors import FtError, IntegrityError, InvalidRequest
 from ft_assets.evals.run.run_status import EXIT_INTERNAL, RESULT_NAME
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import CHAT_TEMPLATE, SPECIAL, build_tiny_model
@@ -57,8 +58,7 @@ def order(base_dir: Path, adapter_dir: Path, format: Format, precision: Precisio
 def made(wanted: Order, scratch: Path) -> tuple[Built, Path]:
     scratch.mkdir(parents=True)
     built = build(wanted, scratch)
-    with tarfile.open(built.archive) as tar:
-        tar.extractall(scratch / "unpacked", filter="data")
+    unpack(built.archive, scratch / "unpacked")
     return built, scratch / "unpacked"
 
 
@@ -346,3 +346,38 @@ def test_a_process_that_crashes_does_not_report_the_error_of_an_earlier_one(tmp_
     ended = subprocess.run([sys.executable, "-m", "ft_assets.adapters.exports.export_runner", str(tmp_path / "run.json")], check=False)
     assert ended.returncode == EXIT_INTERNAL
     assert not (tmp_path / RESULT_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        {"name": "../outside"}, {"name": "/tmp/outside"}, {"name": "sub/file"}, {"name": ".."}, {"name": "sub", "type": tarfile.DIRTYPE},
+        {"name": "link", "type": tarfile.SYMTYPE, "linkname": "good"}, {"name": "link", "type": tarfile.LNKTYPE, "linkname": "good"},
+        {"name": "pipe", "type": tarfile.FIFOTYPE}, {"name": "device", "type": tarfile.CHRTYPE},
+    ],
+    ids=lambda member: f"{member['name']} {member.get('type', b'').decode()}",
+)  # fmt: skip
+def test_an_archive_with_more_than_plain_files_is_refused(member: dict[str, Any], tmp_path: Path) -> None:
+    archive, bad = tmp_path / "a.tar", tarfile.TarInfo(member["name"])
+    for name, value in member.items():
+        setattr(bad, name, value)
+    good = tarfile.TarInfo("good")
+    good.size = 2
+    with tarfile.open(archive, "w") as tar:
+        tar.addfile(good, io.BytesIO(b"ok"))
+        tar.addfile(bad)
+    with pytest.raises(IntegrityError, match="which is no plain file at its top") as refused:
+        unpack(archive, tmp_path / "out")
+    assert refused.value.code == "export_damaged"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.tar", "good", "out"]
+
+
+def test_a_file_that_an_archive_holds_twice_does_not_replace_the_first(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for body in (b"first", b"other"):
+            info = tarfile.TarInfo("same")
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+    with pytest.raises(IntegrityError, match="or is there twice"):
+        unpack(tmp_path / "a.tar", tmp_path / "out")
+    assert (tmp_path / "out" / "same").read_bytes() == b"first"

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -50,6 +49,7 @@ def export(
     """Export an adapter, merged weights, GGUF files or the tokenizer: to a directory, to a Hub, or both."""
     if out is None and push is None:
         raise InvalidRequest("choose a destination: -o DIR, --push ORG/NAME, or both", param="out")
+    from ft_assets.adapters.exports.archive import unpack  # numpy
     from ft_assets.adapters.signatures.signed_folder import ENVELOPE
 
     endpoint = _endpoint(push, token)
@@ -67,8 +67,7 @@ def export(
         if client.exports.download(adapter, made["id"], archive) != made["sha256"]:
             raise IntegrityError(f"export {made['id']} did not arrive whole; run the command again")
         files = Path(scratch) / "files"  # moved to `out` once everything has worked, so that the command can be run again
-        with tarfile.open(archive) as tar:
-            tar.extractall(files, filter="data")
+        unpack(archive, files)
         archive.unlink()
         (files / ENVELOPE).write_text(json.dumps(made["signature"], indent=1, sort_keys=True), encoding="utf-8")
         pushed = None if push is None else _pushed(push, files, made, endpoint=endpoint, token=token, private=not public)
