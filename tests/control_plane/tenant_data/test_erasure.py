@@ -58,7 +58,8 @@ def kept_on_nodes(world: World, tenant: str, id_: str) -> set[Path]:
         node_files.directory(platform, record), node_files.directory(platform, record, "c" * 64),
         platform.settings.adapters_dir / ".making" / "tmp1" / id_, platform.settings.servers_dir / id_,
     ]  # fmt: skip
-    of_tenant = [suites._place(platform, tenant, "d" * 64), *(work / name / tenant / "x" for name in ("datasets", "packs"))]
+    names = ("datasets", "packs", "references", "warm_starts")  # the last two: of earlier releases
+    of_tenant = [suites._place(platform, tenant, "d" * 64), *(work / name / tenant / "x" for name in names)]
     of_job = [place for node in nodes for place in (node / "jobs" / record.job_id, node / "launcher" / f"{record.job_id}-a1")]
     made = set[Path]()
     for directory in (*of_adapter, *of_tenant, *of_job, *(node / "inputs" / tenant for node in nodes)):
