@@ -1,6 +1,7 @@
 """The platform as a Dagster resource for assets, sensors and ops."""
 
 import contextlib
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from control_plane.jobs import transitions
 from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from control_plane.platform.settings import load
+from control_plane.platform.settings import Settings, load
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotAdmitted
 from ft_assets.partitions import JOBS, parse
@@ -27,7 +28,6 @@ from resources.dagster.configured_resources import (
     LauncherResource,
     ObjectStoreResource,
     TrackerResource,
-    configured_resources,
 )
 from resources.dagster.run_tags import TRACE_TAG, page_of_asset, runs_of_job
 
@@ -38,6 +38,30 @@ STOPPED = ("attempt_stopped", "evaluation_stopped")
 """Codes of errors that end a run whose work was stopped and did not fail."""
 warnings.filterwarnings("ignore", category=dg.PreviewWarning)
 # Partitioned checks are in preview in Dagster 1.13; without partitions a check has one status over all tenants.
+
+
+def configured_resources(settings: Settings) -> dict[str, dg.ConfigurableResource[Any]]:
+    """Return the resources that `settings` describe, by their names in the code location."""
+    return {
+        "database": DatabaseResource(url=_hidden("FT_DATABASE_URL", settings.database_url)),
+        **_object_store(settings.object_store),
+        "launcher": LauncherResource(directory=str(settings.work_dir / "launcher")),
+        "tracker": TrackerResource(uri=_hidden("FT_MLFLOW_URI", settings.mlflow_uri)),
+        "fleet": FleetResource(urls=list(settings.inference_urls)),
+    }
+
+
+def _hidden(variable: str, value: str) -> str:
+    return dg.EnvVar(variable) if value and os.environ.get(variable) == value else value
+
+
+def _object_store(url: str) -> dict[str, dg.ConfigurableResource[Any]]:
+    if not url.startswith("s3://"):
+        return {"objects": ObjectStoreResource(url=url)}
+    from resources.dagster.s3_store_resource import S3StoreResource, s3  # boto3 and dagster_aws take 50 MiB, and most stores are local
+
+    client = s3()
+    return {"s3": client, "objects": S3StoreResource(url=url, s3=client)}
 
 
 class PlatformResource(dg.ConfigurableResource[None]):

@@ -66,8 +66,8 @@ def _tree(root: int) -> list[int]:
 
 def validate(given: argparse.Namespace) -> None:
     """The run itself, in the process that is watched."""
+    from ft_assets.datasets.blocks.pass_progress import Progress
     from ft_assets.datasets.ingest import validate_file
-    from ft_assets.datasets.pass_progress import Progress
     from ft_assets.datasets.policies import Policies
 
     started = time.perf_counter()

@@ -38,7 +38,7 @@ from ft_assets.adapters.exports import Format, Precision, checked, export_key
 from ft_assets.adapters.exports.archive import Built, Order
 from ft_assets.adapters.record import FULL, AdapterRecord
 from ft_assets.adapters.stages import Stage
-from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.layout import export_key as object_key

@@ -13,7 +13,7 @@ from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
-from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.layout import file_key, shown_filename
 
 FETCHER = "control_plane.sandbox.task_fetch"

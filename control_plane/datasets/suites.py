@@ -34,8 +34,8 @@ from ft_assets import layout
 from ft_assets.datasets.checks.contamination.benchmarks import field_of, field_text
 from ft_assets.datasets.checks.contamination.contaminated_rows import contamination
 from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index, shipped_place, shipped_suites
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.row_stream import open_rows
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.durable_files import mark_used, remove_unused, sha256_of
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
 

@@ -23,7 +23,7 @@ from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.sandbox.sandbox_parent import CRASHED
 from control_plane.tenants.service import find_tenant
-from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.errors import Fault, FtError, IntegrityError, Unavailable
 from ft_assets.storable_text import printable
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.durable_files import write_json
 from ft_assets.errors import FtError
 

@@ -21,8 +21,8 @@ from typing import Any
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_child import FAILURE, ORDER, PROGRESS, RESULT
 from control_plane.sandbox.task_validate import Order
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.datasets.ingest import IngestResult
-from ft_assets.datasets.pass_progress import Progress
 from ft_assets.durable_files import write_json
 from ft_assets.errors import FtError, Unavailable, family
 from ft_assets.typed_json import from_json

@@ -16,7 +16,7 @@ from typing import Any
 
 from control_plane.sandbox.sandbox_child import main
 from ft_assets.adapters.exports.archive import Order, build
-from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.typed_json import from_json
 
 BEAT_S = 1.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.sandbox.sandbox_child import main
-from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.blocks.pass_progress import Progress
 
 
 def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:  # noqa: ARG001 (it has no parts to tell of)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import jsonschema_rs
 
 from control_plane.sandbox.sandbox_child import main
-from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.evals.suites.answer_metrics import NOT_JSON, parse_json
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from control_plane.sandbox.sandbox_child import main
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.datasets.ingest import IngestResult, Policies, validate_file
-from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.pipeline.pass_one import PARALLEL_FROM_BYTES
 from ft_assets.typed_json import from_json
 

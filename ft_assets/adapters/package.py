@@ -25,6 +25,11 @@ from ft_assets.errors import IntegrityError
 WEIGHTS, CONFIG, MANIFEST = "adapter_model.safetensors", "adapter_config.json", "manifest.json"
 MAX_CONFIG_BYTES = 1 << 20
 ALLOWED_FILES = frozenset((WEIGHTS, CONFIG, MANIFEST))
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json",
+    "merges.txt", "chat_template.jinja",
+)  # fmt: skip
+"""Files of a tokenizer that go with an export, as far as its base has them."""
 PICKLES = frozenset((".bin", ".pt", ".pth", ".pkl", ".ckpt"))
 
 

@@ -21,7 +21,7 @@ from ft_assets.datasets.fields import (
     TooManyProblemsError,
     fields_of_calls,
 )
-from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.schema import REASONING_FIELDS, Message, TemplateValue, ToolCall
 from ft_assets.errors import InvalidRequest
 from ft_assets.typed_json import JsonObject

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.free_form import parse_text, without_nulls
 from ft_assets.datasets.readers.json_rows import parse_json
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import REASONING_FIELDS, ROLES, Message, Role, TemplateValue, ToolCall
 from ft_assets.typed_json import JsonObject
 

@@ -17,19 +17,19 @@ from pathlib import Path
 
 import numpy as np
 
+from ft_assets.datasets.blocks.block_result import BlockResult
+from ft_assets.datasets.blocks.columns import Columns, StoredTexts
+from ft_assets.datasets.blocks.decision import Decision
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.datasets.checks import checks_of, registered, running
 from ft_assets.datasets.identity import dataset_id
-from ft_assets.datasets.pass_progress import Progress
-from ft_assets.datasets.pipeline.block_result import BlockResult
-from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
-from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.pipeline.findings import Findings
 from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.pipeline.pass_one import read_file
 from ft_assets.datasets.policies import Policies
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES
 from ft_assets.datasets.readers.row_stream import Opened, open_rows
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.datasets.stored_rows import RowsBlock, RowsWriter, StoredRow, load_rows, load_stored
 from ft_assets.errors import InvalidDataset

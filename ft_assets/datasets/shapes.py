@@ -42,10 +42,10 @@ from ft_assets.datasets.fields import (
     fields_of_calls,
     truth,
 )
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.column_map import Mapped
 from ft_assets.datasets.readers.free_form import ANSWERS, TURNS, holds_messages, parse_text
 from ft_assets.datasets.readers.transcripts import begins_as_transcript, transcript_marks
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Format, Message
 from ft_assets.typed_json import JsonObject
 

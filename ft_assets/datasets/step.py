@@ -40,6 +40,7 @@ from control_plane.sandbox.sandbox_parent import CRASHED
 from ft_assets import layout
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets import mixture
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.datasets.mixture import MixedFile
 from ft_assets.datasets.packs.build import (
     PackManifest,
@@ -51,7 +52,6 @@ from ft_assets.datasets.packs.build import (
 )
 from ft_assets.datasets.packs.pack_cache import fetch_pack
 from ft_assets.datasets.packs.recount import differences
-from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.datasets.schema import Example

@@ -17,8 +17,9 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, set_span_in_context
 
-from ft_assets.telemetry import correlation, spans
+from ft_assets.telemetry import correlation
 
+Value = str | int | float | bool
 PATH = "/v1/traces"
 TIMEOUT_S = 5.0
 """Time limit of one request to the collector, including retries."""
@@ -39,7 +40,7 @@ class Ids(IdGenerator):
         return int.from_bytes(os.urandom(16), "big") or 1
 
 
-class Recording(spans.Span):
+class Recording:
     """A span of the SDK with its ``traceparent``; repeated ends have no effect."""
 
     recorded = True
@@ -52,7 +53,7 @@ class Recording(spans.Span):
     def rename(self, name: str) -> None:
         self._span.update_name(name)
 
-    def set(self, **attributes: spans.Value | None) -> None:
+    def set(self, **attributes: Value | None) -> None:
         if not self._ended:
             self._span.set_attributes({k.replace("__", "."): v for k, v in attributes.items() if v is not None})
 
@@ -84,7 +85,7 @@ class Exporter:
         self._flushing: threading.Thread | None = None
         atexit.register(self.flush, LAST_FLUSH_S)
 
-    def start(self, name: str, parent: str | None, kind: str, attributes: Mapping[str, spans.Value | None]) -> Recording:
+    def start(self, name: str, parent: str | None, kind: str, attributes: Mapping[str, Value | None]) -> Recording:
         made = Recording(self._tracer.start_span(name, context=_context(parent), kind=SpanKind[kind.upper()]))
         made.set(**attributes)
         return made

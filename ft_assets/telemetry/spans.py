@@ -14,7 +14,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from ft_assets.telemetry.otlp import Exporter
@@ -36,10 +36,10 @@ _current: ContextVar[str | None] = ContextVar("ft_traceparent", default=None)
 log = logging.getLogger(__name__)
 
 
-class Span:
-    """A timed operation. This one is not recorded and ignores every call; :class:`ft_assets.telemetry.otlp.Recording` is."""
+class Span(Protocol):
+    """A timed operation."""
 
-    recorded = False
+    recorded: bool
 
     def rename(self, name: str) -> None: ...
     def set(self, **attributes: Value | None) -> None:
@@ -48,6 +48,15 @@ class Span:
     def fail(self, why: str) -> None:
         """Marks it as failed; `why` is a code or a class name without data."""
 
+    def end(self) -> None: ...
+
+
+class _Unrecorded:
+    recorded = False
+
+    def rename(self, name: str) -> None: ...
+    def set(self, **attributes: Value | None) -> None: ...
+    def fail(self, why: str) -> None: ...
     def end(self) -> None: ...
 
 
@@ -123,7 +132,7 @@ def span(name: str, *, parent: str | None = None, kind: Kind = "internal", **att
     token = _current.set(within if recording is None else recording.traceparent)
     if recording is not None:
         _this.open.append(recording)
-    made = recording or Span()
+    made: Span = recording or _Unrecorded()
     try:
         yield made
     except Exception as error:

@@ -15,7 +15,6 @@ from pathlib import Path
 from control_plane.platform import settings as settings_module
 from control_plane.platform.protocols import ObjectStore
 from ft_assets.adapters import package, whole_model
-from ft_assets.adapters.exports.archive import TOKENIZER
 from ft_assets.base_models import CHANGED, model_digest
 from ft_assets.errors import FtError, IntegrityError
 from resources import object_store
@@ -66,7 +65,7 @@ def add_tokenizer(base_dir: Path, *, base_digest: str, into: Path) -> None:
         )
     if not whole_model.is_whole(into):
         raise IntegrityError(f"{into} has no {whole_model.MODEL_CONFIG}: it is an adapter, which does not get its own server")
-    for name in (*TOKENIZER, GENERATION):
+    for name in (*package.TOKENIZER, GENERATION):
         if (base_dir / name).is_file() and not (into / name).exists():
             shutil.copyfile(base_dir / name, into / name)
 

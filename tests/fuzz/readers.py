@@ -26,10 +26,10 @@ from ft_assets.datasets import shapes
 from ft_assets.datasets.checks import all_codes
 from ft_assets.datasets.checks.turn_order import order_problems
 from ft_assets.datasets.ingest import Policies, validate_file
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers import kernels_scan as scan
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.readers.row_stream import Opened, open_rows
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import canonical, parse_canonical
 from ft_assets.errors import InvalidDataset
 from tests.fuzz.files import any_file

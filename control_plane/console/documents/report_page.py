@@ -9,10 +9,10 @@ from markupsafe import Markup
 
 from control_plane.console.documents.charts import SMALL, columns
 from control_plane.console.documents.differences import marked
-from control_plane.console.documents.report_labels import KINDS, LANGUAGES, LENGTHS, PII_ACTIONS, POLICIES, STATISTICS, label
 from control_plane.console.jinja_environment import document
+from control_plane.console.report_labels import KINDS, LANGUAGES, LENGTHS, PII_ACTIONS, POLICIES, STATISTICS, label
 from ft_assets.datasets.checks.contamination.contaminated_rows import contamination, contamination_line
-from ft_assets.datasets.report.causes import problems_of
+from ft_assets.datasets.report.validation_report import problems_of
 
 SHOWN_APART = ("characters", "contamination", "tokens", "histogram", "personal_data", "quality.languages", "quality.top_answers")
 """Statistics with their own section."""

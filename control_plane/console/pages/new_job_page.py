@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from control_plane.console.documents.report_labels import ADAPTERS
 from control_plane.console.pages.page import Page, PageDep, PageRoute
+from control_plane.console.report_labels import ADAPTERS
 from control_plane.datasets.tables import File
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import next_run

@@ -29,8 +29,8 @@ from control_plane.tenants.service import find_tenant, refuse_while_deleted
 from ft_assets import layout
 from ft_assets.datasets import shapes
 from ft_assets.datasets.checks.turn_order import order_problems
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.row_stream import open_rows
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import InvalidRequest, NotFound, QuotaExceeded

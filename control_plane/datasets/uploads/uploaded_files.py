@@ -29,7 +29,7 @@ from control_plane.platform.pagination import Order, Page, page
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
 from control_plane.tenants.service import refuse_while_deleted
-from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.datasets.policies import Policies
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from ft_assets.layout import file_key, shown_filename

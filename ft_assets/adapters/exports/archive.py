@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from ft_assets.adapters.exports.proof import Reference
 
 MANIFEST, CARD = "manifest.json", "README.md"
-TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json",
-    "merges.txt", "chat_template.jinja",
-)  # fmt: skip
 
 NO_LLAMA_CPP = (
     "precision q4_k_m is made by llama.cpp, which the machine that makes exports does not have; choose q8_0, or have an operator install "
@@ -117,7 +113,7 @@ def _make_adapter(order: Order, out: Path, _scratch: Path, _say: Say) -> Mapping
 
 
 def _make_tokenizer(order: Order, out: Path, _scratch: Path, _say: Say) -> Mapping[str, Any]:
-    for name in TOKENIZER:
+    for name in package.TOKENIZER:
         if (order.base_dir / name).is_file():
             shutil.copyfile(order.base_dir / name, out / name)
     return {}

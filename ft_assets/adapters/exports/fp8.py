@@ -14,8 +14,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig
 
-from ft_assets.adapters import tensors
-from ft_assets.adapters.exports.archive import TOKENIZER
+from ft_assets.adapters import package, tensors
 from ft_assets.adapters.exports.merge import as_bytes, copy_beside
 from ft_assets.errors import InvalidRequest
 from ft_assets.training.runtime.model import decoder
@@ -61,7 +60,7 @@ def check_layers(model_dir: Path) -> tuple[frozenset[str], str]:
 def write_fp8(model_dir: Path, target: Path) -> None:
     """Writes the model in `model_dir` into `target`; one matrix at a time is in memory."""
     chosen, head = check_layers(model_dir)
-    copy_beside(model_dir, target, ("generation_config.json", *TOKENIZER))
+    copy_beside(model_dir, target, ("generation_config.json", *package.TOKENIZER))
     places: dict[str, str] = {}
     for shard in sorted(model_dir.glob("*.safetensors")):
         _write_shard(shard, target / shard.name, chosen)
@@ -109,7 +108,7 @@ def read_back(exported: Path, target: Path, *, dtype: torch.dtype) -> None:
 
     config = json.loads((exported / CONFIG).read_text(encoding="utf-8"))
     scheme = QuantizationConfig.model_validate(config.pop("quantization_config")).config_groups["group_0"].weights
-    copy_beside(exported, target, ("generation_config.json", *TOKENIZER))
+    copy_beside(exported, target, ("generation_config.json", *package.TOKENIZER))
     (target / CONFIG).write_text(json.dumps(config), encoding="utf-8")
     index: dict[str, str] = {}
     for shard in sorted(exported.glob("*.safetensors")):

@@ -14,12 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ft_assets.adapters import package, tensors
-from ft_assets.adapters.exports.archive import TOKENIZER
 from ft_assets.adapters.tensors import module_name
 from ft_assets.base_models import ties_embeddings
 from ft_assets.errors import FtError
 
-BESIDE = ("config.json", "generation_config.json", "model.safetensors.index.json", *TOKENIZER)
+BESIDE = ("config.json", "generation_config.json", "model.safetensors.index.json", *package.TOKENIZER)
 """Files of the base that belong to its weights; copied unchanged."""
 
 

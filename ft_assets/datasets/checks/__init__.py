@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from ft_assets.datasets.report.problems import CODES
+from ft_assets.datasets.problems import CODES
 
 if TYPE_CHECKING:
     from ft_assets.datasets.checks.check import Check, Option

@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ft_assets.datasets.dedup.normalization import CodePoints, fold, near_text
-from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.problems import Problem
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
-    from ft_assets.datasets.pipeline.decision import Decision
+    from ft_assets.datasets.blocks.block_result import BlockResult, ReadRow
+    from ft_assets.datasets.blocks.decision import Decision
     from ft_assets.datasets.pipeline.options import BlockOptions
     from ft_assets.datasets.schema import Example
     from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
@@ -91,12 +91,6 @@ class Finding:
         return Problem(self.code, self.message.format(**values), path=path, fix=self.fix.format(**values))
 
 
-class Mergeable(Protocol):
-    """State of one block that other blocks' state is merged into, in file order; crosses a pipe."""
-
-    def merge(self, other: Any, /) -> None: ...
-
-
 class Setup:
     """What the checks of one process share."""
 
@@ -162,7 +156,7 @@ class Check:
         return rows
 
     def measure(self, kept: KeptExamples, result: BlockResult) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - for subclasses
-        """Returns columns with one value for each example; ``result.tallies`` takes a :class:`Mergeable`."""
+        """Returns columns with one value for each example; ``result.tallies`` takes what merges."""
         return {}
 
     def decide(self, decision: Decision) -> None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 
+from ft_assets.datasets.blocks.block_result import BlockResult, ReadRow
+from ft_assets.datasets.blocks.decision import Decision
 from ft_assets.datasets.checks.check import Check, Finding, Option
-from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
-from ft_assets.datasets.pipeline.decision import Decision
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example
+from ft_assets.datasets.tokens.control_token_search import CODE, FIX, MESSAGE, control_token_problems, first_match
 
 SUSPECT = re.compile(r"<\|[A-Za-z0-9_]{2,40}\|>")
 """Text that looks like a control token: a warning while the base model is unknown."""
-FOUND = Finding(
-    "control_token_in_content",
-    "a control token of the tokenizer inside content, where it would become a real one",
-    message="contains {token!r}, a control token of the base model's tokenizer",
-    fix="remove {token!r} or spell it another way",
-)
+FOUND = Finding(CODE, "a control token of the tokenizer inside content, where it would become a real one", message=MESSAGE, fix=FIX)
 
 
 class ControlTokens(Check):
@@ -84,39 +78,3 @@ class ControlTokens(Check):
 
 
 CHECK = ControlTokens
-
-
-def control_token_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Returns a pattern for any of `tokens`, longest first; without tokens it matches nothing."""
-    longest_first = sorted(set(tokens), key=lambda t: (-len(t), t))
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-
-
-def first_match(example: Example, pattern: re.Pattern[str]) -> tuple[str, str] | None:
-    """Returns the first match of `pattern` in the example's texts as (path, match): contents, names, tool calls, tools."""
-    for path, text in _texts(example):
-        if match := pattern.search(text):
-            return path, match.group()
-    return None
-
-
-def control_token_problems(example: Example, pattern: re.Pattern[str]) -> list[Problem]:
-    """Returns the problem of the first control token in content, if there is one."""
-    found = first_match(example, pattern)
-    return [] if found is None else [FOUND.problem(path=found[0], token=found[1])]
-
-
-def _texts(example: Example) -> Iterator[tuple[str, str]]:
-    for name, group in (("messages", example.messages), ("chosen", example.chosen), ("rejected", example.rejected)):
-        for index, message in enumerate(group):
-            yield f"{name}[{index}].content", message.content or ""
-            for field in ("name", "reasoning", "tool_call_id"):
-                if (text := getattr(message, field)) is not None:
-                    yield f"{name}[{index}].{field}", text
-            for position, call in enumerate(message.tool_calls):
-                spelled = f"{call.id or ''} {call.name} {json.dumps(call.arguments, ensure_ascii=False)}"
-                yield f"{name}[{index}].tool_calls[{position}]", spelled
-    if example.text is not None:
-        yield "text", example.text
-    if example.tools:
-        yield "tools", json.dumps(example.tools, ensure_ascii=False)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ft_assets.datasets.blocks.block_result import BlockResult
+from ft_assets.datasets.blocks.decision import Decision
 from ft_assets.datasets.checks.check import Check, Option
-from ft_assets.datasets.pipeline.block_result import BlockResult
-from ft_assets.datasets.pipeline.decision import Decision
 
 
 class ExactDuplicates(Check):

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ft_assets.datasets.blocks.block_result import BlockResult
+from ft_assets.datasets.blocks.columns import Columns, StoredTexts
+from ft_assets.datasets.blocks.decision import Decision
 from ft_assets.datasets.checks.check import Check, Finding, KeptExamples, Option
 from ft_assets.datasets.dedup import near_pairs
 from ft_assets.datasets.dedup.normalization import fold, near_text
-from ft_assets.datasets.pipeline.block_result import BlockResult
-from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
-from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.assistant_turns import reasoning_of
 from ft_assets.storable_text import printable

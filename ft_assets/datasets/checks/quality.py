@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ft_assets.datasets.blocks.block_result import BlockResult
+from ft_assets.datasets.blocks.decision import Decision
 from ft_assets.datasets.checks.check import Check, KeptExamples
 from ft_assets.datasets.checks.languages import LANGUAGES, guess_language
 from ft_assets.datasets.checks.quality_counts import (
@@ -24,8 +26,6 @@ from ft_assets.datasets.checks.quality_counts import (
     text_hashes,
 )
 from ft_assets.datasets.checks.quality_warnings import quality_warnings
-from ft_assets.datasets.pipeline.block_result import BlockResult
-from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.schema import Example
 
 MAX_LABEL = 64

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ft_assets.datasets.blocks.block_result import BlockResult, ReadRow
+from ft_assets.datasets.blocks.decision import Decision
 from ft_assets.datasets.checks.check import Check
-from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
-from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.tokens.assistant_turns import reasoning_of
 from ft_assets.datasets.tokens.reasoning_probe import Openings, Reasoning
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ft_assets.datasets.blocks.block_result import BlockResult, ReadRow
+from ft_assets.datasets.blocks.decision import Decision
 from ft_assets.datasets.checks.check import Check, Finding, Option
 from ft_assets.datasets.checks.turn_order import has_consecutive_turns
-from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
-from ft_assets.datasets.pipeline.decision import Decision
-from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.encoders import PREFIX_CHARS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ft_assets.datasets.blocks.block_result import BlockResult, ReadRow
+from ft_assets.datasets.blocks.decision import Decision
 from ft_assets.datasets.checks.check import Check
-from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
-from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.readers.free_form import allows_null
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.typed_json import JsonObject

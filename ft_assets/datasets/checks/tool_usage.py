@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ft_assets.datasets.blocks.block_result import BlockResult, NotedRows, ReadRow
+from ft_assets.datasets.blocks.decision import Decision
 from ft_assets.datasets.checks.check import Check
-from ft_assets.datasets.pipeline.block_result import BlockResult, NotedRows, ReadRow
-from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.tool_probe import PARTS, TOOLS_FIX, TemplateTools
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ft_assets.datasets.blocks.block_result import BlockResult
+from ft_assets.datasets.blocks.decision import Decision
 from ft_assets.datasets.checks.check import Check, Finding, KeptExamples, Option
-from ft_assets.datasets.pipeline.block_result import BlockResult
-from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.errors import InvalidRequest
 
 LEXICON = Path(__file__).parent / "lexicon.yaml"

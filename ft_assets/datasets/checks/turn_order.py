@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.schema import Example, Message
 
 

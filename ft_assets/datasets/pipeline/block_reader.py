@@ -15,17 +15,17 @@ import msgspec
 import numpy as np
 
 from ft_assets.datasets import shapes
+from ft_assets.datasets.blocks.block_result import MAX_FIELD_NAME, PARTS, BlockResult, ReadRow
 from ft_assets.datasets.checks.turn_order import order_problems
 from ft_assets.datasets.fields import MAX_MESSAGES
-from ft_assets.datasets.pipeline.block_result import MAX_FIELD_NAME, PARTS, BlockResult, ReadRow
 from ft_assets.datasets.pipeline.options import BlockOptions
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.blocks import LineBlock
 from ft_assets.datasets.readers.containers import UTF8_BOM
 from ft_assets.datasets.readers.free_form import decode_texts
 from ft_assets.datasets.readers.json_rows import parse_json, too_long
 from ft_assets.datasets.readers.raw_row import Row
 from ft_assets.datasets.readers.row_stream import apply_map
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Message
 
 MEANINGFUL = shapes.READ_WITH_MESSAGES | {"messages", "split"}

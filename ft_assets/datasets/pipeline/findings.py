@@ -9,18 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from ft_assets.datasets.blocks.block_result import MAX_STORED_ERRORS, BlockResult
+from ft_assets.datasets.blocks.causes import Causes
+from ft_assets.datasets.blocks.decision import Decision
+from ft_assets.datasets.checks import all_codes
 from ft_assets.datasets.checks.check import Check
-from ft_assets.datasets.pipeline.block_result import BlockResult
-from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.policies import FEW_EXAMPLES, MIN_TRAINING_EXAMPLES, Policies, too_few_to_train
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.containers import Sniffed
 from ft_assets.datasets.readers.encodings import MIXED_FIX, UTF8
 from ft_assets.datasets.readers.row_stream import Opened
-from ft_assets.datasets.report.causes import Causes
 from ft_assets.datasets.report.histogram import histogram, length_stats
-from ft_assets.datasets.report.problems import Problem
-from ft_assets.datasets.report.validation_report import MAX_STORED_ERRORS, DatasetReport, shared_system
+from ft_assets.datasets.report.validation_report import DatasetReport, shared_system
 from ft_assets.datasets.split import automatic_fraction, part_counts
 from ft_assets.storable_text import printable
 
@@ -83,7 +84,7 @@ class Findings:
         for problem in file_problems:
             of_file.add(problem, row=None, byte_offset=None)
         given = self._given()
-        problems = [p for causes in (of_file, total.causes) for p in causes.to_list(called=self.called, given=given)]
+        problems = [p for causes in (of_file, total.causes) for p in causes.to_list(meanings=all_codes(), called=self.called, given=given)]
         errors = [*file_errors, *total.errors][:MAX_STORED_ERRORS]
         if sniffed is not None and sniffed.is_partly_utf8:  # an encoding for one part would garble the other
             problems = [replace(p, fix=MIXED_FIX, command=None) if p.code == "invalid_utf8" else p for p in problems]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ft_assets.datasets import shapes
-from ft_assets.datasets.pipeline.block_result import BlockResult
-from ft_assets.datasets.pipeline.columns import Columns
+from ft_assets.datasets.blocks.block_result import BlockResult
+from ft_assets.datasets.blocks.columns import Columns
 from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.pipeline.worker import Block, run_blocks
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES

@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 
 from ft_assets.datasets import identity
+from ft_assets.datasets.blocks.block_result import MAX_FIRST_ROWS, MAX_STORED_ERRORS, BlockResult, ReadRow
 from ft_assets.datasets.checks import checks_of, running
 from ft_assets.datasets.checks.check import KeptExamples
 from ft_assets.datasets.pipeline.block_reader import BlockReader
-from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
 from ft_assets.datasets.pipeline.options import BlockOptions
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.blocks import LineBlock
 from ft_assets.datasets.readers.raw_row import Row
-from ft_assets.datasets.report.problems import Problem
-from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STORED_ERRORS, first_row, system_message
+from ft_assets.datasets.report.validation_report import first_row, system_message
 from ft_assets.datasets.schema import canonical
 from ft_assets.errors import Unavailable
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.containers import refuse
 from ft_assets.datasets.readers.transcripts import MARKERS, split_transcript
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.typed_json import JsonObject
 
 FIELDS = (

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.blocks import line_blocks
 from ft_assets.datasets.readers.containers import refuse
 from ft_assets.datasets.readers.encodings import not_utf8
 from ft_assets.datasets.readers.json_rows import too_long
 from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES, Row, text_problems
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.errors import InvalidDataset
 
 QUOTE_FIX = "quote fields that hold quotes, separators or line breaks, and double the quotes inside"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
-from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.problems import Problem
 from ft_assets.errors import InvalidDataset
 
 Encoding = Literal["utf-8", "windows-1252", "iso-8859-15", "windows-1250", "windows-1251", "mac-roman", "utf-16"]

@@ -14,9 +14,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.readers.transcripts import begins_as_llama
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.typed_json import JsonObject
 
 JSON_FIELDS = frozenset(("messages", "conversations", "history", "tools", "functions"))

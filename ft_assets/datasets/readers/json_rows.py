@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.blocks import line_blocks
 from ft_assets.datasets.readers.encodings import not_utf8
 from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES, Row, text_problems
-from ft_assets.datasets.report.problems import Problem
 
 MAX_DEPTH = 64
 """Most nesting of one row; a conversation with tools needs about 10."""

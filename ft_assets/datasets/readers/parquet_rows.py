@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.containers import Meter, RowLimit, refuse
 from ft_assets.datasets.readers.json_rows import too_long
 from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES, Row, text_problems
 from ft_assets.datasets.readers.thrift import decode_struct
-from ft_assets.datasets.report.problems import Problem
 
 BATCH_BYTES = 128 << 20
 """Most bytes of text that one batch may decode to if each of its values were as long as the dictionary of its column; twice as much is

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.problems import Problem
 
 MAX_ROW_BYTES = 16 * 1024 * 1024
 

@@ -35,16 +35,14 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from ft_assets.base_models import BaseModel
-from ft_assets.datasets.checks import section_lines
-from ft_assets.datasets.report.causes import ReportedCause, problems_of
+from ft_assets.datasets.blocks.causes import Causes, ReportedCause
+from ft_assets.datasets.checks import all_codes, section_lines
+from ft_assets.datasets.problems import Problem, RowError
 from ft_assets.datasets.report.histogram import histogram_svg, markdown_picture
-from ft_assets.datasets.report.problems import RowError
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.storable_text import printable
 from ft_assets.typed_json import from_json
 
-MAX_STORED_ERRORS = 1000
-MAX_FIRST_ROWS = 3
 MAX_SHOWN_CHARS, MAX_SHOWN_MESSAGES = 200, 6
 """Limits for each message of a first row, and for its messages on each side."""
 MAX_SYSTEM_CHARS = 8192
@@ -177,6 +175,17 @@ class DatasetReport:
             lines += ["", markdown_picture(histogram_svg(graph["counts"], graph["edges"], unit=graph["unit"]), title="lengths")]
         lines += ["", "| policy | |", "|---|---|", *(f"| {name} | {value} |" for name, value in self.policies.items())]
         return "\n".join(lines)
+
+
+def problems_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the causes of a report; for a report from before causes existed, those of its errors."""
+    if "problems" in report or not report.get("errors"):
+        return list(report.get("problems") or ())
+    causes = Causes()
+    for error in report["errors"]:
+        problem = Problem(error["code"], error["message"], path=error["path"], fix=error["fix"])
+        causes.add(problem, row=error["row"], byte_offset=error["byte_offset"])
+    return [asdict(cause) for cause in causes.to_list(meanings=all_codes())]
 
 
 def _table_row(problem: Mapping[str, Any]) -> str:

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ft_assets.base_models import read_template, template_digest, tokenizer_digest
-from ft_assets.datasets.checks.control_tokens import control_token_pattern, control_token_problems
 from ft_assets.datasets.conversation import Conversation
-from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.schema import Example, Message, TemplateValue
 from ft_assets.datasets.tokens.answer_sides import judged_answer, preference_sides
 from ft_assets.datasets.tokens.assistant_turns import RenderedTurns, Turns, reasoning_of, without_thinking
+from ft_assets.datasets.tokens.control_token_search import control_token_pattern, control_token_problems
 from ft_assets.datasets.tokens.encoders import UNCUT, Encoder, Job, Mark, Plan, Segments, encoder_for, is_byte_level
 from ft_assets.datasets.tokens.escapes import NO_ESCAPES, Escapes, placeholders_kept, spell_out
 from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs, TurnLoss, labels, turn_loss

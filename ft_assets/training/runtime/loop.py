@@ -25,11 +25,11 @@ import torch
 
 from ft_assets.telemetry import spans
 from ft_assets.training.data_order import DataOrder
-from ft_assets.training.runtime import device_metrics
 from ft_assets.training.runtime.checkpoint_writer import Saver
-from ft_assets.training.runtime.model import precision
+from ft_assets.training.runtime.collectives import reduce_sum
+from ft_assets.training.runtime.model import device_metrics, precision
 from ft_assets.training.runtime.objectives import Batch, Objective
-from ft_assets.training.runtime.parallel import Strategy, reduce_sum
+from ft_assets.training.runtime.parallel import Strategy
 from ft_assets.training.runtime.randomness import seed_micro_batch
 from ft_assets.training.runtime.run_errors import Diverged, Preempted
 from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress

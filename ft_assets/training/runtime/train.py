@@ -22,16 +22,16 @@ from ft_assets.telemetry import spans
 from ft_assets.training import checkpoints, methods
 from ft_assets.training.checkpoints import STATE
 from ft_assets.training.data_order import DataOrder
-from ft_assets.training.runtime import parallel
+from ft_assets.training.runtime import collectives, parallel
 from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.loop import Loop, RunState
-from ft_assets.training.runtime.model import pissa, precision
+from ft_assets.training.runtime.model import pissa, precision, split_windows
 from ft_assets.training.runtime.model.compilation import compile_blocks
+from ft_assets.training.runtime.model.split_windows import Context
 from ft_assets.training.runtime.model.weights import choice_of_attention, load_base, require_finite, start_warm, whole_start
 from ft_assets.training.runtime.objectives import Ingredients, Objective
 from ft_assets.training.runtime.pack_loader import Pack
-from ft_assets.training.runtime.parallel import Strategy, checkpoint_exchange, split_windows
-from ft_assets.training.runtime.parallel.split_windows import Context
+from ft_assets.training.runtime.parallel import Strategy, checkpoint_exchange
 from ft_assets.training.runtime.run_errors import BadInput
 from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress
 from ft_assets.training.runtime.stop_request import StopRequest
@@ -162,9 +162,9 @@ def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> 
     the newest.
     """
     directory, here = run_file.work_dir / "checkpoints", saver.here
-    parallel.reduce_sum([0.0], strategy.device)  # rank 0 first completes a rename that a crash interrupted, before others look
+    collectives.reduce_sum([0.0], strategy.device)  # rank 0 first completes a rename that a crash interrupted, before others look
     step = 0 if here.node else _newest(run_file, saver)
-    (agreed,) = parallel.reduce_sum([0.0 if here.rank else float(step)], strategy.device)
+    (agreed,) = collectives.reduce_sum([0.0 if here.rank else float(step)], strategy.device)
     if here.node == 0 and agreed != step:
         raise BadInput(
             f"ranks do not see the same checkpoints (step {step} and step {agreed:.0f}); {directory} must be shared by all of a node"

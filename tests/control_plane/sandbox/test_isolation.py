@@ -26,7 +26,7 @@ from control_plane.platform.context import Platform
 from control_plane.sandbox.sandbox_parent import CRASHED, VALIDATOR, Limits, run_sandboxed, used_bytes, validate_sandboxed, wall_s
 from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import Tenant
-from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.durable_files import write_json
 from ft_assets.errors import Conflict, FtError, Unavailable
 from tests.support.platform.background_worker import working

@@ -11,10 +11,10 @@ import pytest
 
 from control_plane.cli.tenant.data.dataset_report import report_lines
 from control_plane.console.documents.report_page import report_page
+from ft_assets.datasets.blocks.causes import MAX_CAUSES, Causes
 from ft_assets.datasets.ingest import Policies, validate_file
-from ft_assets.datasets.report.causes import MAX_CAUSES, Causes, problems_of
-from ft_assets.datasets.report.problems import Problem
-from ft_assets.datasets.report.validation_report import MAX_SYSTEM_CHARS, in_order
+from ft_assets.datasets.problems import Problem
+from ft_assets.datasets.report.validation_report import MAX_SYSTEM_CHARS, in_order, problems_of
 from tests.ft_assets.datasets.examples_of import chat
 
 QUESTIONS = [{"question": f"How long does step {i} take?", "ground_truth": f"{i} days"} for i in range(1319)]
@@ -69,7 +69,7 @@ def test_causes_beyond_the_limit_are_counted_by_code() -> None:
                 Problem(path="", code="wrong_type", message=f"{word} of {(offset and 'b') or 'a'}", fix="-"), row=offset + i, byte_offset=0
             )
     first.merge(second)
-    listed = first.to_list()
+    listed = first.to_list(meanings={})
     assert sum(p.count for p in listed) == 600
     assert len(listed) == MAX_CAUSES + 1
     assert listed[0].count == 600 - MAX_CAUSES

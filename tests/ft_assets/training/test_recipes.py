@@ -10,9 +10,9 @@ import yaml
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods, recipes
-from ft_assets.training.recipes.table import TABLES
 from ft_assets.training.requested_hyperparameters import LIMITS, checked
 from tests.ft_assets.training.test_hyperparameters import SMALL, spec
+from tools.recipe_tables import TABLES
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/training.md"
 
@@ -173,7 +173,7 @@ def test_a_recipe_that_leaves_a_default_out_is_refused() -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_the_documented_tables_are_those_of_the_recipes(name: str) -> None:
     written = DOCUMENT.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")[2].partition("\n<!-- end -->")[0]
-    assert written == TABLES[name](), "python -m ft_assets.training.recipes.table prints the tables"
+    assert written == TABLES[name](), "python -m tools.recipe_tables prints the tables"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def _container(report: Mapping[str, Any]) -> str:
 
 def _remedy_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """For a file refused before any row was read: the verdict has said why, and what to do if no option helps."""
-    from ft_assets.datasets.report.causes import problems_of
+    from ft_assets.datasets.report.validation_report import problems_of
 
     for problem in problems_of(report):
         if problem.get("command"):
@@ -58,7 +58,7 @@ def _remedy_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problem_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    from ft_assets.datasets.report.causes import problems_of
+    from ft_assets.datasets.report.validation_report import problems_of
 
     found = problems_of(report)
     for problem in found[:MAX_PROBLEMS]:

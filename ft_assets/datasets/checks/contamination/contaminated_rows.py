@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ft_assets.datasets.blocks.block_result import BlockResult
+from ft_assets.datasets.blocks.decision import Decision
 from ft_assets.datasets.checks.check import Check, Finding, KeptExamples, Option, Setup
 from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
-from ft_assets.datasets.pipeline.block_result import BlockResult
-from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.typed_json import from_json
 
 NO_SUITE = -1

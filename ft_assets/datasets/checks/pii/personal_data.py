@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from ft_assets.datasets.blocks.block_result import BlockResult, ReadRow
+from ft_assets.datasets.blocks.decision import Decision
 from ft_assets.datasets.checks.check import Check, Finding, Option
 from ft_assets.datasets.checks.pii.scanner import Match, PiiScanner, redact
-from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
-from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.schema import Example, Message
 
 SEPARATOR = "\n\0\n"

@@ -27,9 +27,8 @@ from transformers.integrations.flex_attention import flex_attention_forward
 
 from ft_assets.training.model_shapes import from_config
 from ft_assets.training.model_shapes.attention_kernels import AttentionNeeds, Choice, Device, choose
-from ft_assets.training.runtime.model import decoder
-from ft_assets.training.runtime.parallel import split_windows
-from ft_assets.training.runtime.parallel.split_windows import Context
+from ft_assets.training.runtime.model import decoder, split_windows
+from ft_assets.training.runtime.model.split_windows import Context
 
 FLEX, FLASH = "flex_attention", "flash_attention_2"
 VARLEN = "varlen"

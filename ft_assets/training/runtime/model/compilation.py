@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ft_assets.training.runtime import device_metrics
-from ft_assets.training.runtime.model import attention
+from ft_assets.training.runtime.model import attention, device_metrics
 from ft_assets.training.spec import TrainingSpec
 
 WORTH_FLOPS = 1.5e17

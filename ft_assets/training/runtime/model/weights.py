@@ -18,7 +18,7 @@ from ft_assets.training import methods
 from ft_assets.training.model_shapes import context_split, from_config
 from ft_assets.training.model_shapes.attention_kernels import Choice
 from ft_assets.training.runtime.model import attention, decoder
-from ft_assets.training.runtime.parallel.split_windows import Context
+from ft_assets.training.runtime.model.split_windows import Context
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec, Diverged
 from ft_assets.training.spec import Quantization, RunFile, TrainingSpec
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ft_assets.training.runtime.collectives import reduce_sum
+from ft_assets.training.runtime.model.split_windows import Context
 from ft_assets.training.runtime.pack_loader import Pack
-from ft_assets.training.runtime.parallel import reduce_sum
-from ft_assets.training.runtime.parallel.split_windows import Context
 from ft_assets.training.runtime.run_errors import BadExample
 from ft_assets.training.spec import RunFile, Source, TrainingSpec
 

@@ -13,11 +13,11 @@ import torch
 import trl.trainer.kto_trainer as library
 from trl.trainer.kto_config import KTOConfig
 
+from ft_assets.training.runtime.collectives import reduce_sum
 from ft_assets.training.runtime.objectives import Batch, Ingredients, quiet
 from ft_assets.training.runtime.objectives.batches import Judged
 from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, parts, reference_trainer
 from ft_assets.training.runtime.objectives.preference_self_test import log_probabilities
-from ft_assets.training.runtime.parallel import reduce_sum
 
 
 class _Trainer(LossOnly, library.KTOTrainer):

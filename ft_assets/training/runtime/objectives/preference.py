@@ -18,11 +18,11 @@ from peft import get_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
 from ft_assets.training import methods
+from ft_assets.training.runtime.collectives import reduce_sum
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
 from ft_assets.training.runtime.objectives import Batch, Ingredients, LossBySource, blame, moved, quiet, reference_reader
 from ft_assets.training.runtime.objectives.batches import Pairs, Rows, of_rows
 from ft_assets.training.runtime.objectives.preference_self_test import check_padding, check_reference
-from ft_assets.training.runtime.parallel import reduce_sum
 
 SOURCES = "sources"
 """Key of a batch: the number of each row's source, shape (rows,)."""

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from ft_assets.training.runtime import parallel
+from ft_assets.training.runtime import collectives
 from ft_assets.training.runtime.model import decoder
 
 MAX_LOGIT_BYTES = {"cpu": 2**28, "cuda": 2**29}
@@ -128,7 +128,7 @@ def scored_positions(labels: torch.Tensor) -> torch.Tensor:
 
 def is_partitioned(layer: Any) -> bool:
     """Returns whether ZeRO-3 splits the weight of `layer` over several ranks, so that each call of the layer is a collective."""
-    return hasattr(layer.weight, "ds_id") and parallel.several()
+    return hasattr(layer.weight, "ds_id") and collectives.several()
 
 
 def is_frozen(layer: Any) -> bool:
@@ -147,7 +147,7 @@ def score_tokens(
     rows = max(1, MAX_LOGIT_BYTES[hidden.device.type] // (4 * vocab_size))
     count = max(1, math.ceil(len(labels) / rows))
     if partitioned:
-        count = parallel.reduce_max(count, hidden.device)
+        count = collectives.reduce_max(count, hidden.device)
     slope_first = frozen and hidden.requires_grad
     if count == 1 and not slope_first:
         log_probs, correct = _slice(hidden, head, labels)

@@ -20,12 +20,12 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from ft_assets.training.model_shapes import max_packed_len
+from ft_assets.training.runtime.collectives import reduce_sum
 from ft_assets.training.runtime.model import attention, decoder
 from ft_assets.training.runtime.model.embedding_noise import EmbeddingNoise, example_lengths
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
 from ft_assets.training.runtime.objectives import Batch, Ingredients, LossBySource, blame, moved, quiet, token_logps
 from ft_assets.training.runtime.pack_loader import Shards, values_and_offsets
-from ft_assets.training.runtime.parallel import reduce_sum
 from ft_assets.training.runtime.run_errors import PackingRefused
 from ft_assets.training.runtime.self_test import Window, check_packing, choose_windows, plain_loss
 

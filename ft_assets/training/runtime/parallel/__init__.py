@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,9 +11,6 @@ import torch
 
 from ft_assets.training.runtime.run_errors import BadSpec
 from ft_assets.training.spec import TrainingSpec
-
-COLLECTIVE_TIMEOUT = timedelta(minutes=40)
-"""Longer than one rank may write or read a large checkpoint while the others wait; the supervising step detects hangs."""
 
 
 class Strategy(Protocol):
@@ -84,24 +80,3 @@ def build(spec: TrainingSpec) -> Strategy:
 
         return Zero(spec)
     raise BadSpec(f"strategy {spec.strategy!r} is not supported; use single, ddp, fsdp2, zero1, zero2 or zero3")
-
-
-def reduce_sum(values: Sequence[float], device: torch.device) -> list[float]:
-    """Returns each value summed over the ranks."""
-    if not several():
-        return list(values)
-    total = torch.tensor(values, dtype=torch.float64, device=device)
-    torch.distributed.all_reduce(total)
-    return [float(v) for v in total.tolist()]
-
-
-def reduce_max(value: int, device: torch.device) -> int:
-    """Returns the largest of the ranks' values."""
-    largest = torch.tensor(value, device=device)
-    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
-    return int(largest)
-
-
-def several() -> bool:
-    """Returns whether this process is one of several ranks."""
-    return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1

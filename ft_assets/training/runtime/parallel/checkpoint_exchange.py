@@ -18,7 +18,7 @@ from ft_assets.errors import IntegrityError
 from ft_assets.training import checkpoints
 from ft_assets.training.checkpoints import Manifest
 from ft_assets.training.disk_space import raising_disk_full
-from ft_assets.training.runtime import parallel
+from ft_assets.training.runtime import collectives
 from ft_assets.training.runtime.topology import Topology
 
 CHUNK_BYTES = 64 << 20
@@ -53,7 +53,7 @@ def bring(directory: Path, here: Topology, device: torch.device) -> bool:
         if len(holders) < num_nodes:
             _send(directory / name, target, part.bytes, source=holders[0], device=device)
     sound = draft is None or _placed(draft, directory, whole)
-    (failed,) = parallel.reduce_sum([float(not sound)], device)
+    (failed,) = collectives.reduce_sum([float(not sound)], device)
     return not failed
 
 

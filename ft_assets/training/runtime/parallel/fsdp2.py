@@ -23,10 +23,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ft_assets.training.runtime.collectives import COLLECTIVE_TIMEOUT
 from ft_assets.training.runtime.model import decoder, optimizers, sharded_weights, state_files
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
-from ft_assets.training.runtime.parallel import COLLECTIVE_TIMEOUT, reading_shards
+from ft_assets.training.runtime.parallel import reading_shards
 from ft_assets.training.runtime.parallel.replicated import copied, local_device, return_freed_memory, set_rates
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec

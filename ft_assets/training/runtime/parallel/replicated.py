@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ft_assets.training.runtime.collectives import COLLECTIVE_TIMEOUT
 from ft_assets.training.runtime.model import optimizers, state_files
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import WeightsCopy, load_weights
-from ft_assets.training.runtime.parallel import COLLECTIVE_TIMEOUT
 from ft_assets.training.spec import TrainingSpec
 
 INITIAL_LOSS_SCALE = 2.0**16

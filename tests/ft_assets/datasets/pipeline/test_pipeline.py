@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ft_assets.datasets.blocks.block_result import BlockResult
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
 from ft_assets.datasets.ingest import Policies, load_stored, validate_file
-from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.pipeline.block_reader import BlockReader, chat_reader
-from ft_assets.datasets.pipeline.block_result import BlockResult
 from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.pipeline.pass_one import _blocks
 from ft_assets.datasets.readers.blocks import LineBlock

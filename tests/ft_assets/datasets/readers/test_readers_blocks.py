@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers import kernels_scan as scan
 from ft_assets.datasets.readers.blocks import LineBlock, line_blocks
 from ft_assets.datasets.readers.json_rows import jsonl_rows, parse_json
 from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES
-from ft_assets.datasets.report.problems import Problem
 
 LINES = st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), max_size=12)
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ft_assets.datasets.ingest import Policies, validate_file
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.csv_rows import csv_rows
 from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES, Row
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.errors import InvalidDataset
 
 HEADER = b"prompt,completion\n"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.json_rows import MAX_DEPTH, array_rows, jsonl_rows, parse_json
-from ft_assets.datasets.report.problems import Problem
 
 
 def test_a_key_that_stands_twice_among_half_a_million_is_found() -> None:

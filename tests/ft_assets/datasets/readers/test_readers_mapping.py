@@ -12,9 +12,9 @@ import pytest
 
 from ft_assets.datasets import shapes
 from ft_assets.datasets.checks.turn_order import order_problems
+from ft_assets.datasets.problems import Problem
 from ft_assets.datasets.readers.row_stream import apply_map, open_rows, parse_column_map
 from ft_assets.datasets.readers.transcripts import split_transcript, transcript_marks
-from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example
 from ft_assets.errors import InvalidDataset
 from tests.ft_assets.datasets.examples_of import shared_file

@@ -27,7 +27,7 @@ from control_plane.tenants import service as tenants
 from ft_assets import layout
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets import step
-from ft_assets.datasets.pass_progress import Progress
+from ft_assets.datasets.blocks.pass_progress import Progress
 from ft_assets.durable_files import KEPT_UNUSED_S
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore

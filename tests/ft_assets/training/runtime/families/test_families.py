@@ -26,8 +26,11 @@ from ft_assets.adapters.exports import merge, proof  # noqa: E402
 from ft_assets.base_models import count_parameters  # noqa: E402
 from ft_assets.training import model_shapes  # noqa: E402
 from ft_assets.training.model_shapes.attention_kernels import Choice  # noqa: E402
-from ft_assets.training.runtime import device_metrics  # noqa: E402
-from ft_assets.training.runtime.model import attention, decoder  # noqa: E402
+from ft_assets.training.runtime.model import (  # noqa: E402
+    attention,
+    decoder,
+    device_metrics,
+)
 from ft_assets.training.runtime.objectives import token_logps, tokens  # noqa: E402
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec, PackingRefused  # noqa: E402
 from ft_assets.training.spec import LoraSettings, RunFile, TrainingSpec  # noqa: E402

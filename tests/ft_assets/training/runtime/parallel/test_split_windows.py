@@ -15,10 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from ft_assets.training.checkpoints import step_name
-from ft_assets.training.runtime.model import attention
+from ft_assets.training.runtime.model import attention, split_windows
+from ft_assets.training.runtime.model.split_windows import Context
 from ft_assets.training.runtime.objectives.tokens import collate
-from ft_assets.training.runtime.parallel import split_windows
-from ft_assets.training.runtime.parallel.split_windows import Context
 from ft_assets.training.runtime.self_test import Window
 from tests.ft_assets.training.attempts import SPEC, Job, job
 from tests.ft_assets.training.runtime.parallel.test_parallel import FULL, run_ranks, stop_after

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from ft_assets.datasets.checks import all_codes
-from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.problems import Problem
 from ft_assets.storable_text import printable
 
 MAX_CAUSES = 200
@@ -59,7 +58,7 @@ class Cause:
 
     path: str
     message: str
-    """Path in the first row."""
+    """Of the first row; empty for what is counted by code alone."""
     fix: str
     options: str
     count: int = 0
@@ -99,28 +98,29 @@ class Causes:
             elif len(self._found) < MAX_CAUSES:
                 self._found[key] = cause
             else:
-                rest = self._found.setdefault((key[0], "", ""), _rest(key[0]))
+                rest = self._found.setdefault((key[0], "", ""), _rest())
                 rest.merge(cause)
 
     def _at(self, key: Key, problem: Problem) -> Cause:
         if key not in self._found:
             if len(self._found) >= MAX_CAUSES:
-                return self._found.setdefault((problem.code, "", ""), _rest(problem.code))
+                return self._found.setdefault((problem.code, "", ""), _rest())
             self._found[key] = Cause(path=key[1], message=problem.message, fix=problem.fix, options=problem.options)
         return self._found[key]
 
-    def to_list(self, *, called: str = "", given: Mapping[str, str] | None = None) -> list[ReportedCause]:
-        """Returns the causes as listed in a report, most rows first. `called`: name of the file, and `given`: the options it was read
-        with."""
-        codes = all_codes()
+    def to_list(self, *, meanings: Mapping[str, str], called: str = "", given: Mapping[str, str] | None = None) -> list[ReportedCause]:
+        """Return the causes as listed in a report, most rows first.
+
+        `meanings`: of the codes. `called`: name of the file, and `given`: the options it was read with.
+        """
         found = sorted(self._found.items(), key=lambda item: -item[1].count)
         return [
             ReportedCause(
                 code=code,
-                label=codes.get(code, code.replace("_", " ")),
+                label=meanings.get(code, code.replace("_", " ")),
                 count=cause.count,
                 path=cause.path,
-                message=cause.message,
+                message=cause.message or f"further rows: {meanings.get(code, code)}",
                 fix=cause.fix,
                 command=_command(called, given or {}, cause.options) if cause.options else None,
                 examples=tuple(cause.examples),
@@ -135,19 +135,8 @@ def _command(called: str, given: Mapping[str, str], options: str) -> str:
     return " ".join(["ft check", shlex.quote(called), *kept, options])
 
 
-def _rest(code: str) -> Cause:
-    return Cause(path="", message=f"further rows: {all_codes().get(code, code)}", fix="see the other entries of this kind", options="")
-
-
-def problems_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the causes of a report; for a report from before causes existed, those of its errors."""
-    if "problems" in report or not report.get("errors"):
-        return list(report.get("problems") or ())
-    causes = Causes()
-    for error in report["errors"]:
-        problem = Problem(error["code"], error["message"], path=error["path"], fix=error["fix"])
-        causes.add(problem, row=error["row"], byte_offset=error["byte_offset"])
-    return [asdict(cause) for cause in causes.to_list()]
+def _rest() -> Cause:
+    return Cause(path="", message="", fix="see the other entries of this kind", options="")
 
 
 def excerpt(value: Any) -> str | None:

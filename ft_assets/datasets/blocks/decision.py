@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
+from ft_assets.datasets.blocks.columns import Columns, StoredTexts
 
 MAX_FLAGGED = 250
 """Flagged rows named in a report for each kind: 1,000 in all for the four that ship, as many as bad ones."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ft_assets.training.runtime.parallel import COLLECTIVE_TIMEOUT
+from ft_assets.training.runtime.collectives import COLLECTIVE_TIMEOUT
 from ft_assets.training.spec import TrainingSpec
 
 Exchange = Callable[[torch.Tensor], torch.Tensor]

@@ -1,4 +1,4 @@
-"""Recipes and methods as Markdown tables, for documents: ``python -m ft_assets.training.recipes.table`` prints them."""
+"""Recipes and methods as Markdown tables, for documents: ``python -m tools.recipe_tables`` prints them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.pipeline.block_result import BlockResult
+from ft_assets.datasets.blocks.block_result import BlockResult
 from ft_assets.datasets.schema import Example, parse_canonical
 
 

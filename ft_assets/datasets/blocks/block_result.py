@@ -6,15 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from ft_assets.datasets.checks.check import Mergeable
+from ft_assets.datasets.blocks.causes import Causes
+from ft_assets.datasets.problems import Problem, RowError
 from ft_assets.datasets.readers.raw_row import Row
-from ft_assets.datasets.report.causes import Causes
-from ft_assets.datasets.report.problems import Problem, RowError
-from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STORED_ERRORS
 from ft_assets.datasets.schema import Example, Format
 
 PARTS: Mapping[str, int] = {"train": 1, "training": 1, "validation": 2, "valid": 2, "val": 2, "dev": 2, "eval": 2, "test": 2}
@@ -24,6 +22,14 @@ MAX_FIELD_NAMES, MAX_FIELD_NAME = 1000, 80
 MAX_NOTED_ROWS = 10
 """Rows that a warning names."""
 OTHER_FIELDS = "(other fields)"
+MAX_STORED_ERRORS, MAX_FIRST_ROWS = 1000, 3
+"""Problems and first rows that a report holds."""
+
+
+class Mergeable(Protocol):
+    """State of one block that other blocks' state is merged into, in file order; crosses a pipe."""
+
+    def merge(self, other: Any, /) -> None: ...
 
 
 @dataclass(slots=True)
