@@ -176,6 +176,21 @@ async def _strangers(client: httpx.AsyncClient, world: World, nth: int) -> httpx
     return await client.get("/v1/files", headers={"authorization": f"Bearer {key}"})
 
 
+# What is begun and takes long to end.
+
+
+async def _unfinished(client: httpx.AsyncClient, world: World, nth: int) -> httpx.Response | int:
+    if nth % 2:
+        return await half_sent(world, CHAT, world.loud_key, b'{"model": "' + b"a" * (1 << 20))
+    async with client.stream("GET", "/v1/data_export") as answer:
+        if answer.status_code != 200:
+            await answer.aread()
+            return answer
+        async for _ in answer.aiter_raw():
+            await asyncio.sleep(0.2)
+    return answer
+
+
 # Graders, webhooks, the console.
 
 
@@ -218,6 +233,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "uploads": Scenario(shoot=_uploads, work=_uploaded, connections=60),
     "reads": Scenario(shoot=_reads, work=_read, connections=150),
     "strangers": Scenario(shoot=_strangers, work=_answered, connections=300),
+    "unfinished": Scenario(shoot=_unfinished, work=_answered, connections=150),
     "graders": Scenario(shoot=_grades, work=_graded),
     "webhooks": Scenario(shoot=_hanging_webhooks, work=_webhook_sent),
     "pages": Scenario(shoot=_pages, work=_page_shown),
