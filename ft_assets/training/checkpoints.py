@@ -227,8 +227,9 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Reads the manifest of `directory`; raises ``IntegrityError`` if it is absent, torn, edited or of another format."""
+    """Reads the manifest of `directory`; raises ``IntegrityError`` if it is absent, torn, edited, a link or of another format."""
     path = directory / MANIFEST
+    _refuse_link(path)
     try:
         return parse_manifest(path.read_bytes(), name=str(path))
     except FileNotFoundError as e:
@@ -274,7 +275,8 @@ def check_parts(manifest: Manifest, directory: Path, *, required: Iterable[str] 
 
 
 def verify_part(path: Path, part: Part) -> None:
-    """Raises ``IntegrityError`` if the file at `path` is not the one that was written."""
+    """Raises ``IntegrityError`` if the file at `path` is not the one that was written, or a link to it."""
+    _refuse_link(path)
     try:
         size = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -396,6 +398,11 @@ def _renamed(path: Path, why: str) -> Path:
     discard(aside)
     path.rename(aside)
     return aside
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise IntegrityError(f"{path} is a link, whose target may change after it was verified; use the previous checkpoint")
 
 
 def _check_inside(name: str) -> None:

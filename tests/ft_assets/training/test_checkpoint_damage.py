@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,7 +103,15 @@ def _dangling(path: Path) -> None:
     path.symlink_to("/nowhere")
 
 
+def _linked(path: Path) -> None:
+    """What was written is still there, somewhere else."""
+    elsewhere = Path(tempfile.mkdtemp()) / path.name
+    shutil.move(path, elsewhere)
+    path.symlink_to(elsewhere)
+
+
 DAMAGE = {
+    "moved and linked": _linked,
     "last byte cut": _cut,
     "cut in half": _halve,
     "emptied": _empty,
