@@ -16,21 +16,21 @@ from anyio.lowlevel import RunVar
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from control_plane.http.rate_limits import OpenCounts
+from control_plane.http.rate_limits import OpenCounts, TenantLimiter
 from ft_assets.errors import FtError, QuotaExceeded
 
 POLL_S = 0.5
 KEEP_ALIVE_S = 15.0
 """Seconds without an event after which a comment is sent: proxies cut silent connections after 30 to 60."""
 LOOK_AT_KEY_S = 15.0
-MAX_LOOKING = 8
-"""Threads shared by all streams, separate from the 40 that handle requests: callers with many streams wait for each other."""
+MAX_LOOKING, MAX_LOOKING_OF_TENANT, LOOK_WAIT_S = 8, 2, 600.0
+"""Threads shared by all streams, separate from the 40 that handle requests: streams of a tenant wait for each other."""
 MAX_OF_KEY, MAX_OF_TENANT = 20, 100
 """Open streams per API process."""
 NUMBER = re.compile(r"[0-9]{1,18}")
 
 _T = TypeVar("_T")
-_looking: RunVar[anyio.CapacityLimiter] = RunVar("_looking")
+_looking: RunVar[TenantLimiter] = RunVar("_looking")
 
 News = tuple[Sequence[tuple[int, str]], bool]
 """Numbered events (JSON), and whether they are the last."""
@@ -61,23 +61,23 @@ class OpenStreams:
         self.ending = False
         self._shared: dict[Hashable, _SharedLook] = {}
 
-    async def look(self, key: Hashable, look: Callable[[], News]) -> News:
+    async def look(self, tenant: str, key: Hashable, look: Callable[[], News]) -> News:
         """Return the result of `look`, or of one with the same `key` that began within ``POLL_S``: many pages of a job cost one look."""
         now = time.monotonic()
-        shared = self._shared.get(key)
+        shared = self._shared.get((tenant, key))
         if shared is None or now - shared.began_at >= POLL_S:
             if len(self._shared) >= MAX_SHARED:
                 self._shared = {k: s for k, s in self._shared.items() if now - s.began_at < POLL_S}
-            shared = self._shared[key] = _SharedLook(began_at=now)
+            shared = self._shared[tenant, key] = _SharedLook(began_at=now)
             try:
-                shared.news = await _in_thread(look)
+                shared.news = await _in_thread(tenant, look)
             finally:
                 shared.done.set()
                 if shared.news is None:
                     self._shared.pop(key, None)  # failed or cancelled: the next stream looks itself
             return shared.news
         await shared.done.wait()
-        return shared.news if shared.news is not None else await _in_thread(look)
+        return shared.news if shared.news is not None else await _in_thread(tenant, look)
 
     def __len__(self) -> int:
         return self._num_open
@@ -138,8 +138,8 @@ def server_sent(look: Look, follower: Follower, since: int = 0, *, subject: str 
 
     async def news(after: int) -> News:
         if subject is None:
-            return await _in_thread(partial(look, after))
-        return await follower.streams.look((follower.tenant, subject, after), partial(look, after))
+            return await _in_thread(follower.tenant, partial(look, after))
+        return await follower.streams.look(follower.tenant, (subject, after), partial(look, after))
 
     return Stream(_follow(news, since), follower, media_type="text/event-stream")
 
@@ -171,12 +171,12 @@ async def _follow(news: Callable[[int], Awaitable[News]], since: int) -> AsyncIt
 
 def text_as_it_comes(look: Callable[[], tuple[bytes, bool]], follower: Follower) -> StreamingResponse:
     """Return a response that streams the text that `look` finds, until it reports the end. Silent while nothing is new."""
-    return Stream(_text(look), follower, media_type="text/plain; charset=utf-8")
+    return Stream(_text(look, follower.tenant), follower, media_type="text/plain; charset=utf-8")
 
 
-async def _text(look: Callable[[], tuple[bytes, bool]]) -> AsyncIterator[bytes]:
+async def _text(look: Callable[[], tuple[bytes, bool]], tenant: str) -> AsyncIterator[bytes]:
     while True:
-        data, over = await _in_thread(look)
+        data, over = await _in_thread(tenant, look)
         yield data
         if over:
             return
@@ -193,19 +193,22 @@ async def _while_open(content: AsyncIterator[str | bytes], follower: Follower) -
             raise _Cut
         if time.monotonic() - looked_at >= follower.streams.look_at_key_s:
             try:
-                await _in_thread(follower.look_again)
+                await _in_thread(follower.tenant, follower.look_again)
             except FtError as error:
                 raise _Cut from error
             looked_at = time.monotonic()
 
 
-async def _in_thread(call: Callable[[], _T]) -> _T:
-    return await anyio.to_thread.run_sync(call, limiter=_limiter())
+async def _in_thread(tenant: str, call: Callable[[], _T]) -> _T:
+    return await _limiter().run(tenant, call)
 
 
-def _limiter() -> anyio.CapacityLimiter:
+def _limiter() -> TenantLimiter:
     try:
         return _looking.get()
     except LookupError:
-        _looking.set(made := anyio.CapacityLimiter(MAX_LOOKING))
+        made = TenantLimiter(
+            total=MAX_LOOKING, each=MAX_LOOKING_OF_TENANT, wait_s=LOOK_WAIT_S, what="looks of streams", code="too_many_streams"
+        )
+        _looking.set(made)
         return made

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import anyio
 
-from control_plane.http.streams import POLL_S, News, OpenStreams
+from control_plane.http.streams import MAX_LOOKING, MAX_LOOKING_OF_TENANT, POLL_S, News, OpenStreams
 
 
 class Looks:
@@ -37,7 +37,7 @@ def test_streams_that_ask_the_same_share_one_look() -> None:
 
     async def test() -> None:
         async def one(key: tuple[str, str, int]) -> None:
-            found.append((key, await streams.look(key, looks.of(key[1]))))
+            found.append((key, await streams.look(key[0], key[1:], looks.of(key[1]))))
 
         async with anyio.create_task_group() as tasks:
             for key in (*[("acme", "job", 7)] * 20, ("acme", "job", 8), ("acme", "other", 7), ("globex", "job", 7)):
@@ -54,9 +54,9 @@ def test_a_look_is_repeated_when_the_time_of_a_poll_has_passed() -> None:
 
     async def test() -> None:
         for _ in range(2):
-            await streams.look("job", looks.of("job"))
+            await streams.look("acme", "job", looks.of("job"))
         await anyio.sleep(POLL_S)
-        await streams.look("job", looks.of("job"))
+        await streams.look("acme", "job", looks.of("job"))
 
     anyio.run(test)
     assert looks.asked == ["job", "job"]
@@ -69,7 +69,7 @@ def test_a_look_that_failed_is_not_shared() -> None:
     async def test() -> None:
         async def one() -> None:
             try:
-                found.append(await streams.look("job", looks.of("job")))
+                found.append(await streams.look("acme", "job", looks.of("job")))
             except OSError as error:
                 found.append(error)
 
@@ -89,14 +89,39 @@ def test_a_stream_that_is_cut_while_it_looks_leaves_the_others_theirs() -> None:
 
             async def first() -> None:
                 with anyio.move_on_after(0.01):
-                    await streams.look("job", looks.of("job"))
+                    await streams.look("acme", "job", looks.of("job"))
 
             async def second() -> None:
                 await anyio.sleep(0.005)
-                found.append(await streams.look("job", looks.of("job")))
+                found.append(await streams.look("acme", "job", looks.of("job")))
 
             tasks.start_soon(first)
             tasks.start_soon(second)
 
     anyio.run(test)
     assert len(found) == 1
+
+
+def test_looks_of_one_tenant_leave_threads_for_those_of_others() -> None:
+    streams, hang, began = OpenStreams(), threading.Event(), list[int]()
+
+    def hanging(number: int) -> Callable[[], News]:
+        def look() -> News:
+            began.append(number)
+            assert hang.wait(30)
+            return [], True
+
+        return look
+
+    async def test() -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(2 * MAX_LOOKING):
+                tasks.start_soon(streams.look, "loud", number, hanging(number))
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(10):
+                assert await streams.look("quiet", "job", lambda: ([(1, "new")], False)) == ([(1, "new")], False)
+            assert len(began) == MAX_LOOKING_OF_TENANT
+            hang.set()
+
+    anyio.run(test)
+    assert len(began) == 2 * MAX_LOOKING
