@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from control_plane.billing.rules import MICROS as MICROS
+from control_plane.capacity.pools import PRICINGS, Pricing
 from control_plane.tenants.rules import TIERS
 from ft_assets import yaml_files
-
-Pricing = Literal["on_demand", "spot", "reserved"]
-PRICINGS: tuple[Pricing, ...] = get_args(Pricing)
 
 BUILTIN = Path(__file__).with_name("prices.yaml")
 GIB = 1 << 30

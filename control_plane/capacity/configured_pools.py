@@ -24,7 +24,6 @@ import sqlalchemy as sa
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
 from control_plane.billing import prices
-from control_plane.billing.prices import Pricing
 from control_plane.capacity import gpu_devices
 from control_plane.capacity.pools import (
     CPU_PER_GPU,
@@ -34,6 +33,7 @@ from control_plane.capacity.pools import (
     Packing,
     Pool,
     PoolClass,
+    Pricing,
     evaluation_class,
     largest_gang,
     local_pool,

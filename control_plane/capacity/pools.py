@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from control_plane.billing.prices import Pricing
-from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
-
+LARGE_MODEL_PARAMETERS = 60_000_000_000
+"""Models from this size on are of the 70B class: below Llama 70B and Qwen 72B, above the 32B models."""
+Pricing = Literal["on_demand", "spot", "reserved"]
+"""Price classes of GPUs."""
+PRICINGS: tuple[Pricing, ...] = get_args(Pricing)
 RESERVED_FOR = "premium"
 """The tier that reserved GPUs are kept for."""
 SPOT_AT_LEAST_S = 4 * 3600.0

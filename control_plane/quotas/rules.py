@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple
 
-from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS, Tenant, tier_named
+from control_plane.capacity.pools import LARGE_MODEL_PARAMETERS
+from control_plane.tenants.rules import Tenant, tier_named
 
 HOUR_S = 3600.0
 THRESHOLDS = (80, 100)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
+from control_plane.queue.scheduler.rules import STARTS_WITHIN_S
 from ft_assets.errors import Forbidden, InvalidRequest
 from ft_assets.storable_text import check_storable
 
@@ -68,12 +69,13 @@ class Tier:
     """Answers of models that may be under way at once in each API process; of one key three quarters of them."""
     weight: int
     """Share of a server's turns, relative to other tenants."""
-    starts_within_s: float | None
-    """Promised seconds from submission to start; None: best effort."""
+
+    @property
+    def starts_within_s(self) -> float | None:
+        """Return the promised seconds from submission to start; None: best effort."""
+        return STARTS_WITHIN_S[self.name]
 
 
-LARGE_MODEL_PARAMETERS = 60_000_000_000
-"""Models from this size on are of the 70B class: below Llama 70B and Qwen 72B, above the 32B models."""
 GIB = 1 << 30
 MILLION = 1_000_000
 
@@ -86,15 +88,15 @@ TIERS: Mapping[str, Tier] = {
     # 10 GiB is the largest dataset planned for (10M examples of 1 KiB); free covers the usual 1M examples.
     "free": Tier(
         name="free", max_jobs_in_flight=2, max_file_bytes=1 * GIB, max_examples=1 * MILLION, may_train_full=False,
-        soft_gpu_hours=None, hard_gpu_hours=10.0, requests_per_minute=120, requests_in_flight=8, weight=1, starts_within_s=None,
+        soft_gpu_hours=None, hard_gpu_hours=10.0, requests_per_minute=120, requests_in_flight=8, weight=1,
     ),
     "standard": Tier(
         name="standard", max_jobs_in_flight=5, max_file_bytes=10 * GIB, max_examples=10 * MILLION, may_train_full=False,
-        soft_gpu_hours=500.0, hard_gpu_hours=1000.0, requests_per_minute=1200, requests_in_flight=32, weight=2, starts_within_s=3600.0,
+        soft_gpu_hours=500.0, hard_gpu_hours=1000.0, requests_per_minute=1200, requests_in_flight=32, weight=2,
     ),
     "premium": Tier(
         name="premium", max_jobs_in_flight=20, max_file_bytes=10 * GIB, max_examples=10 * MILLION, may_train_full=True,
-        soft_gpu_hours=5000.0, hard_gpu_hours=None, requests_per_minute=6000, requests_in_flight=128, weight=4, starts_within_s=300.0,
+        soft_gpu_hours=5000.0, hard_gpu_hours=None, requests_per_minute=6000, requests_in_flight=128, weight=4,
     ),
 }  # fmt: skip
 

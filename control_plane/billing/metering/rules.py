@@ -13,8 +13,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from control_plane.billing import rules as billing
-from control_plane.billing.prices import PriceBook, Pricing
+from control_plane.billing.prices import PriceBook
 from control_plane.billing.rules import Entry
+from control_plane.capacity.pools import Pricing
 from ft_assets.errors import Fault
 from ft_assets.training.failures import Outcome
 

@@ -13,6 +13,7 @@ from typing import Any
 from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import (
     JOB_CLASSES,
+    LARGE_MODEL_PARAMETERS,
     RESERVED_FOR,
     Pool,
     evaluation_class,
@@ -26,7 +27,6 @@ from control_plane.jobs.recipes import operator_recipes
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
-from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
 from ft_assets.base_models import MAX_RANK, BaseModel
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals import config as eval_config

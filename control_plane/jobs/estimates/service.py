@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from control_plane.adapters.tables import is_in_production
 from control_plane.billing import prices as price_lists
-from control_plane.billing.prices import PriceList, Pricing
-from control_plane.capacity.pools import Pool, job_class
+from control_plane.billing.prices import PriceList
+from control_plane.capacity.pools import Pool, Pricing, job_class
 from control_plane.datasets.previews import rows_file
 from control_plane.datasets.service import check_distinct, check_enough_to_train, check_format, check_tools
 from control_plane.datasets.uploads import uploaded_files

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from control_plane.tenants.rules import TIERS
+STARTS_WITHIN_S: Mapping[str, float | None] = {"free": None, "standard": 3600.0, "premium": 300.0}
+"""Promised seconds from submission to start, of each tier; None: best effort."""
 
 
 def _promised() -> dict[str, float]:
     """Return the start that each tier promises; free promises none and is never due sooner than any other tier."""
-    slowest = max(tier.starts_within_s for tier in TIERS.values() if tier.starts_within_s)
-    return {name: tier.starts_within_s or slowest for name, tier in TIERS.items()}
+    slowest = max(seconds for seconds in STARTS_WITHIN_S.values() if seconds)
+    return {tier: seconds or slowest for tier, seconds in STARTS_WITHIN_S.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

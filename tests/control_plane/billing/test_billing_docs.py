@@ -10,7 +10,8 @@ import pytest
 
 from control_plane.billing import prices
 from control_plane.billing.metering.rules import SEEN, Interval, bill
-from control_plane.billing.prices import GIB, MICROS, Pricing
+from control_plane.billing.prices import GIB, MICROS
+from control_plane.capacity.pools import Pricing
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Fault
 from ft_assets.training.failures import Outcome

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from control_plane.billing import prices
 from control_plane.billing.prices import BUILTIN, GIB, half_even
+from control_plane.capacity import pools
 from control_plane.tenants.rules import TIERS
 from ft_assets.training.memory.gpus import GPUS
 
@@ -95,10 +96,10 @@ def test_more_time_never_costs_less(a: int, b: int, tier: str) -> None:
 def test_an_hour_costs_what_the_list_says_in_each_tier_and_pricing() -> None:
     held = prices.load().lists[0]
 
-    def hour(tier: str, pricing: prices.Pricing) -> int:
+    def hour(tier: str, pricing: pools.Pricing) -> int:
         return held.gpu_micros("h100-80gb", tier=tier, pricing=pricing, gpu_ms=3_600_000)
 
-    assert [hour("standard", p) for p in prices.PRICINGS] == [4_000_000, 2_000_000, 2_800_000]
+    assert [hour("standard", p) for p in pools.PRICINGS] == [4_000_000, 2_000_000, 2_800_000]
     assert [hour(tier, "on_demand") for tier in TIERS] == [0, 4_000_000, 6_000_000]
 
 
