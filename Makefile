@@ -24,7 +24,7 @@ setup: $(STAMP) ## create .venv with everything, at the locked versions
 TORCH_LOCK := $(if $(wildcard $(UV_FIND_LINKS)/torch-*+cpu-*.whl),--constraint requirements-cpu.lock,--requirement requirements-cuda.lock)
 
 # Imported once, so that Python keeps them compiled: otherwise each process of the first start would compile them for itself.
-SERVICES := control_plane.api.app, dagster_graphql, dagster_webserver.app, ft_assets.definitions, ft_assets.training.runtime.train, resources.inference.server
+SERVICES := control_plane.api.app, dagster_graphql, dagster_webserver.app, ft_assets.definitions, engine.training.runtime.train, resources.inference.server
 
 $(STAMP): requirements.lock requirements-cuda.lock requirements-cpu.lock pyproject.toml
 	@command -v python3 >/dev/null || { echo "python3 is missing: install Python 3.11 (Debian: apt-get install python3 python3-venv)"; exit 1; }
@@ -33,7 +33,7 @@ $(STAMP): requirements.lock requirements-cuda.lock requirements-cpu.lock pyproje
 	@test -x $(UV) || .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement .venv/uv.lock
 	$(UV) pip install --python $(PY) --require-hashes --requirement requirements.lock $(TORCH_LOCK)
 	$(UV) pip install --python $(PY) --no-deps --no-build-isolation --editable .
-	$(PY) -m ft_assets.datasets.warmup
+	$(PY) -m engine.data.warmup
 	$(PY) -W ignore -c "import $(SERVICES)"
 	@touch $@
 

@@ -12,8 +12,8 @@ from types import FrameType
 from agent.api_client import read_token
 from agent.evaluation import EvaluationSupervisor, ExportSupervisor
 from agent.supervise import Supervisor
-from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Kind, Workload
-from ft_assets.telemetry import logs
+from core.telemetry import logs
+from core.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Kind, Workload
 
 SERVICE = "ft-agent"
 

@@ -23,8 +23,8 @@ from agent.messages import (
     WriteGrant,
     WriteRequest,
 )
-from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, Unauthenticated, Unavailable
-from ft_assets.typed_json import from_json
+from core.errors import Conflict, FtError, IntegrityError, InvalidRequest, Unauthenticated, Unavailable
+from core.typed_json import from_json
 
 PREFIX = "/internal/attempt"
 UNREACHABLE = "api_unavailable"

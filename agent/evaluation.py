@@ -20,12 +20,12 @@ from agent.messages import EXPORT_TIMED_OUT, MILESTONE, REFUSED, TIMED_OUT, Exit
 from agent.process_group import ProcessGroup
 from agent.reporter import Reporter, State
 from agent.uploads.log_upload import LogUpload
-from agent.workload import Workload
 from agent.workload_supervisor import FETCH, OUTSIDE, TICK_S, Stop, WorkloadSupervisor, environment
-from ft_assets.durable_files import sha256_of
-from ft_assets.errors import FtError, InvalidRequest
-from ft_assets.evals.run.run_status import EXIT_BAD_INPUT, EXIT_OK, HEARTBEAT_NAME, read_heartbeat, read_milestones, read_result
-from ft_assets.retries import RetryPolicy, with_retries
+from core.durable_files import sha256_of
+from core.errors import FtError, InvalidRequest
+from core.retries import RetryPolicy, with_retries
+from core.workload import Workload
+from engine.evals.run.run_status import EXIT_BAD_INPUT, EXIT_OK, HEARTBEAT_NAME, read_heartbeat, read_milestones, read_result
 
 STORE_RETRIES = RetryPolicy(give_up_s=600.0)
 """Time limit of storing the result. After it the attempt ends; the next one on this node finds every answer in the journal."""

@@ -16,12 +16,12 @@ from pathlib import Path, PurePosixPath
 
 from agent.node_space import NodeFull, noticing_a_full_disk
 from agent.objects import Objects
-from agent.workload import Input, InputFile
-from ft_assets.durable_files import in_threads, mark_used, remove_unused, sha256_of
-from ft_assets.errors import IntegrityError
-from ft_assets.retries import RetryPolicy, with_retries
-from ft_assets.training.pack_stream import ARRIVING, arrival_order
-from ft_assets.training.spec import TrainingSpec
+from core.durable_files import in_threads, mark_used, remove_unused, sha256_of
+from core.errors import IntegrityError
+from core.retries import RetryPolicy, with_retries
+from core.workload import Input, InputFile
+from engine.training.pack_stream import ARRIVING, arrival_order
+from engine.training.spec import TrainingSpec
 
 SHARED = "base_models/"
 """Prefix of objects that belong to no tenant."""

@@ -52,7 +52,7 @@ class Exit:
     exit_code: int | None
     """Of the training process or its torchrun; None if it was never started."""
     evidence: Mapping[str, Any] | None
-    """``ft_assets.training.failures.ExitEvidence`` as JSON; None if no rank explains the end. Of an evaluation: see
+    """``engine.training.failures.ExitEvidence`` as JSON; None if no rank explains the end. Of an evaluation: see
     :mod:`agent.evaluation`."""
     stop_reason: str | None
     """Why the agent stopped it, if it did: ``cancel``, ``pause``, ``preempt`` or ``stalled``."""

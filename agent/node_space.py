@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ft_assets.errors import FtError, IntegrityError, Unavailable
-from ft_assets.training.checkpoints import committed, discard, read_manifest, step_name
-from ft_assets.training.disk_space import NO_SPACE
+from core.errors import FtError, IntegrityError, Unavailable
+from engine.training.checkpoints import committed, discard, read_manifest, step_name
+from engine.training.disk_space import NO_SPACE
 
 LOCK = ".lock"
 LOCK_WAIT_S = 30.0

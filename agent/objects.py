@@ -20,10 +20,10 @@ import httpx
 
 from agent.api_client import ApiClient
 from agent.messages import PART_BYTES, Completion, PartGrant, WriteRequest
-from ft_assets.durable_files import sync_to_disk
-from ft_assets.encrypted_files import DataKey, decrypted, encrypt, envelope_of, key_in
-from ft_assets.errors import IntegrityError, Unavailable
-from ft_assets.training.checkpoints import Part, verify_part
+from core.durable_files import sync_to_disk
+from core.encrypted_files import DataKey, decrypted, encrypt, envelope_of, key_in
+from core.errors import IntegrityError, Unavailable
+from engine.training.checkpoints import Part, verify_part
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ft_assets.forked_process import IGNORABLE, Forked, Order
-from ft_assets.parent_death import die_with
+from core.forked_process import IGNORABLE, Forked, Order
+from core.parent_death import die_with
 
 VARIABLE = "FT_PREWARMED_TRAINER"
 NAME = "ft-trainer"

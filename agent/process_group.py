@@ -14,10 +14,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agent.prewarmed_trainer import PrewarmedTrainer
-from ft_assets.parent_death import die_with
+from core.parent_death import die_with
 
 KILL_TIMEOUT_S = 15.0
-TORCHRUN = "ft_assets.training.runtime.parallel.torchrun"
+TORCHRUN = "engine.training.runtime.parallel.torchrun"
 ONE_NODE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Environment of ranks that are all on this node."""
 

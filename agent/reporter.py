@@ -17,9 +17,9 @@ from agent.api_client import ApiClient, Fenced
 from agent.messages import Exit, Facts, Heartbeat, HeartbeatAnswer, Notice, Reported
 from agent.training_files import Line
 from agent.uploads.log_upload import LogUpload
-from ft_assets.errors import FtError, Unavailable
-from ft_assets.retries import RetryPolicy
-from ft_assets.training.failures import StopReason
+from core.errors import FtError, Unavailable
+from core.retries import RetryPolicy
+from engine.training.failures import StopReason
 
 HUNG_EXIT = 70
 """Exit code of an agent that gave up."""

@@ -11,12 +11,12 @@ from pathlib import Path
 from agent.inputs import fetch, link
 from agent.messages import Restored, Skipped
 from agent.objects import Objects
-from agent.workload import StoredCheckpoint
-from ft_assets.errors import IntegrityError
-from ft_assets.retries import RetryPolicy, with_retries
-from ft_assets.training import checkpoints
-from ft_assets.training.checkpoints import MANIFEST, step_name
-from ft_assets.training.spec import TrainingSpec
+from core.errors import IntegrityError
+from core.retries import RetryPolicy, with_retries
+from core.workload import StoredCheckpoint
+from engine.training import checkpoints
+from engine.training.checkpoints import MANIFEST, step_name
+from engine.training.spec import TrainingSpec
 
 RETRIES = RetryPolicy(give_up_s=300.0)
 """The store is unavailable: an older checkpoint on this node must not replace a newer one that is merely out of reach."""

@@ -25,13 +25,13 @@ from agent.uploads import checkpoint_uploads
 from agent.uploads.checkpoint_uploads import Uploader
 from agent.uploads.log_upload import LogUpload
 from agent.uploads.reference_upload import ReferenceUpload
-from agent.workload import Workload
 from agent.workload_supervisor import FETCH, OUTSIDE, TICK_S, Stop, WorkloadSupervisor, as_error, environment
-from ft_assets.errors import Unavailable
-from ft_assets.retries import RetryPolicy, with_retries
-from ft_assets.training import checkpoints
-from ft_assets.training.failures import ExitEvidence, Outcome, StopReason, lost_another_rank
-from ft_assets.training.spec import TrainingSpec
+from core.errors import Unavailable
+from core.retries import RetryPolicy, with_retries
+from core.workload import Workload
+from engine.training import checkpoints
+from engine.training.failures import ExitEvidence, Outcome, StopReason, lost_another_rank
+from engine.training.spec import TrainingSpec
 
 API_RETRIES = RetryPolicy(first_s=0.5, most_s=5.0, give_up_s=600.0)
 PEER = "peer"

@@ -17,9 +17,9 @@ from agent.node_space import NodeFull
 from agent.objects import Objects
 from agent.reporter import Reporter
 from agent.training_files import LOADING_S
-from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
-from ft_assets.errors import FtError
-from ft_assets.training.disk_space import is_disk_full
+from core.errors import FtError
+from core.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
+from engine.training.disk_space import is_disk_full
 
 TICK_S = 0.1
 STAGED_VARIABLES = frozenset({VARIABLE, TOKEN_FILE, NODE, NODE_DIR})

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ft_assets.datasets.checks.toxicity import LexiconClassifier
+from engine.data.checks.toxicity import LexiconClassifier
 
 THRESHOLDS = (0.5, 0.9)
 

@@ -15,8 +15,8 @@ from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.protocols import IdentityProvider, ModelServers, TenantRecords
 from control_plane.platform.secrets import inference_token, oidc_client_secret
 from control_plane.platform.settings import Settings
-from control_plane.platform.webhook_targets import parse_networks
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
+from core.public_addresses import parse_networks
 from resources import object_store
 from resources.database.engine import control_plane_url, shared_logins
 from resources.inference.fleet_client import SAME_PATHS, HttpFleet, VolumeMount

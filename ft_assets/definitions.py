@@ -3,12 +3,12 @@
 import dagster as dg
 
 from control_plane.platform.settings import load
+from core.telemetry import logs, spans
 from ft_assets.adapters import assets as adapter_assets
 from ft_assets.asset_jobs import EVALUATE, PREPARE, REEVALUATE, TRAIN
 from ft_assets.datasets import assets as dataset_assets
 from ft_assets.evals import assets as eval_assets
 from ft_assets.platform_resource import PlatformResource, configured_resources
-from ft_assets.telemetry import logs, spans
 from ft_assets.training import assets as training_assets
 from sensors.adapter_stages import adapter_stages
 from sensors.admission import admission

@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from ft_assets.layout import checked_id
+from core.layout import checked_id
 
 JOBS = dg.DynamicPartitionsDefinition(name="jobs")
 DATASETS = dg.DynamicPartitionsDefinition(name="datasets")

@@ -18,10 +18,10 @@ from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.settings import Settings, load
-from ft_assets.base_models import CHANGED
-from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotAdmitted
+from core.base_models import CHANGED
+from core.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotAdmitted
+from core.telemetry import correlation, spans
 from ft_assets.partitions import JOBS, parse
-from ft_assets.telemetry import correlation, spans
 from resources.dagster.configured_resources import (
     DatabaseResource,
     FleetResource,

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ft_assets.errors import Unavailable
-from ft_assets.telemetry.redaction import without_credentials
+from core.errors import Unavailable
+from core.telemetry.redaction import without_credentials
 
 
 def call_in_child(module: str, order: Mapping[str, Any], *, limit_s: float, failure: str, code: str | None = None) -> dict[str, Any]:

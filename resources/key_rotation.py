@@ -28,8 +28,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.secrets import cipher, keys_in, new_key, replace_keys
 from control_plane.queue.tables import reservations
 from control_plane.tracking.tables import integrations
-from ft_assets.errors import Conflict, IntegrityError, InvalidRequest
-from ft_assets.layout import tenant_prefix
+from core.errors import Conflict, IntegrityError, InvalidRequest
+from core.layout import tenant_prefix
 from resources.object_store import object_links
 from resources.object_store.local import LocalObjectStore, Renewed
 from resources.object_store.tenant_keys import KEYS, TenantKeys

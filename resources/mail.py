@@ -15,8 +15,8 @@ from email.policy import SMTP
 from email.utils import formatdate
 from urllib.parse import unquote, urlsplit
 
-from ft_assets.errors import Conflict, Unavailable
-from ft_assets.storable_text import printable
+from core.errors import Conflict, Unavailable
+from core.storable_text import printable
 
 TIMEOUT_S = 10.0
 """Limit for each exchange with the server."""

@@ -26,8 +26,8 @@ from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 
 from control_plane.platform.protocols import Authorization, Identity
-from ft_assets.errors import Forbidden, Unavailable
-from ft_assets.storable_text import printable
+from core.errors import Forbidden, Unavailable
+from core.storable_text import printable
 
 SCOPE = "openid email profile"
 ADDRESS = ("email", "email_verified")

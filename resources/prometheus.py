@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 
 TIMEOUT_S = 10.0
 

@@ -22,9 +22,9 @@ import httpcore
 import httpx
 
 from control_plane.platform.protocols import WebhookAnswer
-from control_plane.platform.webhook_targets import Address, Network, Target, parse, permitted
-from ft_assets.errors import InvalidRequest
-from ft_assets.storable_text import printable
+from core.errors import InvalidRequest
+from core.public_addresses import Address, Network, Target, parse, permitted
+from core.storable_text import printable
 
 TIMEOUT_S = 10.0
 """Limit for resolution, connection, handshake and response together, also if a receiver trickles its response."""

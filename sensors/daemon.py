@@ -14,7 +14,7 @@ import threading
 
 from control_plane.composition import open_platform
 from control_plane.platform.settings import load
-from ft_assets.telemetry import logs, spans
+from core.telemetry import logs, spans
 from sensors import queue_listener
 
 SERVICE = "ft-queue-listener"

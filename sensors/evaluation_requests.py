@@ -9,7 +9,7 @@ from control_plane.evaluations import service
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher
 from control_plane.queue import launches
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 from ft_assets.partitions import partition_key
 from resources.dagster.run_tags import ASKED_BY_TAG, EVALUATION_TAG, JOB_TAG, RUN_KEY_TAG, SENSOR_TAG, TENANT_TAG
 from sensors.recovery import UNQUEUED

@@ -26,7 +26,7 @@ from control_plane.platform.secrets import dagster_token
 from control_plane.queue import launches
 from control_plane.queue.cycle import run_cycle
 from control_plane.queue.launches import DueRun, due_runs
-from ft_assets.errors import FtError, Unavailable
+from core.errors import FtError, Unavailable
 from ft_assets.partitions import JOBS, partition_key
 from resources.dagster.graphql_client import DagsterLaunches
 from resources.database.engine import CONNECTION

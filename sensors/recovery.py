@@ -13,7 +13,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher
 from control_plane.queue.cycle import release
 from control_plane.queue.launches import DueRun, due_runs, replace_run, run_replacements
-from ft_assets.errors import FtError
+from core.errors import FtError
 from ft_assets.platform_resource import PlatformResource
 from resources.dagster.private_api import WorkerStatus
 from resources.dagster.run_launcher import ForkingRunLauncher

@@ -15,7 +15,6 @@ from typing import Any
 import sqlalchemy as sa
 from dagster import DagsterRun, QueuedRunCoordinator, SubmitRunContext
 
-from agent.workload import Kind
 from control_plane.capacity import configured_pools
 from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
@@ -24,6 +23,7 @@ from control_plane.platform.settings import load
 from control_plane.queue import launches
 from control_plane.queue.launches import bind, evaluation_due, order_due, order_key, training_key
 from control_plane.queue.tables import reservations
+from core.workload import Kind
 from resources.dagster.private_api import PARENT_RUN_ID_TAG, RunQueueConfig
 from resources.dagster.run_tags import ASKED_BY_TAG, ATTEMPT_TAG, PREPARE_SLOT, REFUSED_KEY_TAG, RUN_KEY_TAG
 from resources.database.engine import control_plane_url, shared_logins

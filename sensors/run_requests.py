@@ -18,9 +18,9 @@ from control_plane.capacity import kueue
 from control_plane.platform.context import Platform
 from control_plane.queue import launches
 from control_plane.queue.launches import DueRun
-from ft_assets.adapters.cluster import label
+from core.telemetry import correlation, spans
+from engine.adapters.cluster import label
 from ft_assets.partitions import partition_key
-from ft_assets.telemetry import correlation, spans
 from resources.dagster.run_tags import (
     ASKED_BY_TAG,
     ATTEMPT_TAG,

@@ -27,10 +27,10 @@ from starlette.types import ASGIApp
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.context import Platform
-from control_plane.platform.webhook_targets import parse_networks
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
+from core.public_addresses import parse_networks
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
@@ -109,7 +109,7 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # it reads all public roots, 30 ms for each HTTP client
 
 LONGEST = (
-    "tests/journey/", "tests/ft_assets/training/runtime/test_exact_resume.py", "tests/control_plane/attempts/test_preemption.py",
+    "tests/journey/", "tests/engine/training/runtime/test_exact_resume.py", "tests/control_plane/attempts/test_preemption.py",
     "tests/test_house_rules.py", "tests/control_plane/api/test_authorization_matrix.py", "tests/control_plane/console/browser/",
     "tests/control_plane/attempts/", "tests/control_plane/evaluations/", "tests/deploy/local/test_stack",
 )  # fmt: skip

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from ft_assets import errors
+from core import errors
+from core.telemetry.logs import PACKAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "deepspeed", "bitsandbytes", "mlflow")
@@ -29,8 +30,8 @@ def run_python(code: str, *args: str) -> str:
 
 ENTRANCES = (
     "ft_assets.definitions", "control_plane.api", "control_plane.api.app", "control_plane.cli", "control_plane.cli.command_tree",
-    "control_plane.client", "sensors.run_coordinator", "resources.launcher.workload_watcher", "ft_assets.datasets.ingest",
-    "ft_assets.datasets.packs.build",
+    "control_plane.client", "sensors.run_coordinator", "resources.launcher.workload_watcher", "engine.data.ingest",
+    "engine.data.packs.build",
 )  # fmt: skip
 IMPORTS = """
 import importlib, json, sys
@@ -40,7 +41,7 @@ for name in sys.argv[1].split():
     found[name] = [m for m in sys.argv[2].split() if m in sys.modules]
     if found[name]:
         break
-    for loaded in [m for m in sys.modules if m.split(".")[0] in ("ft_assets", "control_plane", "resources", "sensors", "deploy")]:
+    for loaded in [m for m in sys.modules if m.split(".")[0] in sys.argv[3].split()]:
         del sys.modules[loaded]
 print(json.dumps(found))
 """
@@ -90,7 +91,7 @@ def loaded() -> Loaded:
     """
     found: dict[str, list[str]] = {}
     while left := [name for name in ENTRANCES if name not in found]:
-        *_, imports, defined = run_python(IMPORTS + DEFINED, " ".join(left), " ".join(HEAVY)).splitlines()
+        *_, imports, defined = run_python(IMPORTS + DEFINED, " ".join(left), " ".join(HEAVY), " ".join(PACKAGES)).splitlines()
         found |= json.loads(imports)
     graph, figures = json.loads(defined)
     return Loaded(heavy_imports=found, graph=graph, figures=figures)
@@ -124,10 +125,10 @@ def test_import_contracts_hold() -> None:
 
 def test_an_import_against_the_layers_is_caught(tmp_path: Path) -> None:
     """The contracts can fail: one planted breach for the rule that matters most is reported."""
-    for package in ("ft_assets", "control_plane", "resources", "sensors", "deploy"):
+    for package in PACKAGES:
         subprocess.run(["cp", "-r", str(ROOT / package), str(tmp_path / package)], check=True)
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    breach = tmp_path / "ft_assets/training/runtime/train.py"
+    breach = tmp_path / "engine/training/runtime/train.py"
     breach.write_text(breach.read_text() + "\nimport control_plane.platform.settings\n")
     lint = Path(sys.executable).parent / "lint-imports"
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -143,8 +144,9 @@ MAX_MODULES = 15
 
 def _modules() -> list[Path]:
     """Every module, relative to the repository; without what `make vllm` builds."""
-    tops = ("agent", "ft_assets", "control_plane", "resources", "sensors", "deploy", "benchmarks", "tools", "examples", "tests")
-    found = [path.relative_to(ROOT) for top in tops for path in (ROOT / top).rglob("*.py")]
+    found = [
+        path.relative_to(ROOT) for top in (*PACKAGES, "benchmarks", "tools", "examples", "tests") for path in (ROOT / top).rglob("*.py")
+    ]
     return [path for path in found if "build" not in path.parts]
 
 
@@ -158,7 +160,7 @@ def test_modules_are_named_once_and_by_nouns() -> None:
     """The client is left out: it names its modules as the API names its resources."""
     named: dict[str, list[str]] = {}
     for path in _modules():
-        if path.parts[0] in ("ft_assets", "control_plane", "resources", "sensors", "deploy") and "client" not in path.parts:
+        if path.parts[0] in PACKAGES and path.parts[0] != "agent" and "client" not in path.parts:
             named.setdefault(path.stem, []).append(str(path))
     assert {name: paths for name, paths in named.items() if len(paths) > 1 and name not in LAYERS} == {}
     assert [name for name in named if name.endswith("ing")] == []
@@ -166,7 +168,7 @@ def test_modules_are_named_once_and_by_nouns() -> None:
 
 def test_every_error_class_and_code_is_documented() -> None:
     documented = (ROOT / "docs/errors.md").read_text()
-    sources = [p for top in ("agent", "ft_assets", "control_plane", "resources", "sensors", "deploy") for p in (ROOT / top).rglob("*.py")]
+    sources = [p for top in PACKAGES for p in (ROOT / top).rglob("*.py")]
     used = {code for p in sources for code in re.findall(r"""code="([a-z0-9_]+)\"""", p.read_text())}
     used |= {error.default_code for error in errors.family()}
     assert len(used) > 20, "the search found too little to mean anything"
@@ -182,7 +184,7 @@ def test_no_two_advisory_locks_have_the_same_key() -> None:
 
 
 def test_every_reason_to_wait_is_documented() -> None:
-    from control_plane.queue.scheduler import Reason
+    from engine.scheduler import Reason
 
     documented = (ROOT / "docs/errors.md").read_text()
     assert [r for r in Reason if f"`{r}`" not in documented] == []

@@ -18,7 +18,7 @@ import pytest
 
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets import layout
+from core import layout
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.span_collector import Collector, Received, collecting
 

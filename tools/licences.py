@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import cast
 
-from ft_assets.datasets.checks.contamination.shipped_suites import shipped_suites
+from engine.data.checks.contamination.shipped_suites import shipped_suites
 from tools.images import EXTRAS, locked, name
 from tools.lock import ROOT
 
@@ -114,7 +114,7 @@ have theirs in `/usr/share/doc`.
 """
 LISTS = """## Contamination lists
 
-Hashes of 13-grams of public benchmarks, without their text, in `ft_assets/datasets/checks/contamination/hashed_suites`, each with the
+Hashes of 13-grams of public benchmarks, without their text, in `engine/data/checks/contamination/hashed_suites`, each with the
 notice of its licence.
 
 | list | items | licence (SPDX) | notice |

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ft_assets.training import methods
-from ft_assets.training.hyperparameters import OF_EVERY_RECIPE
-from ft_assets.training.recipes import Recipe, load_all
-from ft_assets.training.requested_hyperparameters import LIMITS
+from engine.training import methods
+from engine.training.hyperparameters import OF_EVERY_RECIPE
+from engine.training.recipes import Recipe, load_all
+from engine.training.requested_hyperparameters import LIMITS
 
 
 def methods_table() -> str:

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ft_assets.datasets.checks.contamination.benchmarks import field_of, field_text
-from ft_assets.datasets.checks.contamination.overlap import VERSION, SuiteGrams
-from ft_assets.datasets.checks.contamination.shipped_suites import DIRECTORY, ShippedSuite, write_suite
-from ft_assets.datasets.readers.row_stream import open_rows
-from ft_assets.errors import FtError
-from ft_assets.typed_json import JsonObject
+from core.errors import FtError
+from core.typed_json import JsonObject
+from engine.data.checks.contamination.benchmarks import field_of, field_text
+from engine.data.checks.contamination.overlap import VERSION, SuiteGrams
+from engine.data.checks.contamination.shipped_suites import DIRECTORY, ShippedSuite, write_suite
+from engine.data.readers.row_stream import open_rows
 
 ANNOTATION = re.compile(r"<<[^<>]*>>")
 GSM8K = "gsm8k"

@@ -21,12 +21,12 @@ from pathlib import Path
 from agent.api_client import UNREACHABLE, ApiClient, Fenced
 from agent.messages import Commit, Notice
 from agent.objects import Objects
-from agent.workload import Workload
-from ft_assets.durable_files import sha256_of
-from ft_assets.errors import Conflict, FtError, IntegrityError, Unavailable
-from ft_assets.retries import FAILURES, RetryPolicy
-from ft_assets.telemetry.redaction import without_credentials
-from ft_assets.training.checkpoints import (
+from core.durable_files import sha256_of
+from core.errors import Conflict, FtError, IntegrityError, Unavailable
+from core.retries import FAILURES, RetryPolicy
+from core.telemetry.redaction import without_credentials
+from core.workload import Workload
+from engine.training.checkpoints import (
     MANIFEST,
     Manifest,
     check_parts,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.api_client import ApiClient
-from ft_assets.telemetry.redaction import without_secrets
+from core.telemetry.redaction import without_secrets
 
 PIECE_BYTES = 256 << 10
 

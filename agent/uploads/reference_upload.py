@@ -9,9 +9,9 @@ from pathlib import Path
 
 from agent.api_client import Fenced
 from agent.objects import Objects
-from ft_assets.durable_files import sha256_of, write_json
-from ft_assets.errors import FtError
-from ft_assets.retries import RetryPolicy, with_retries
+from core.durable_files import sha256_of, write_json
+from core.errors import FtError
+from core.retries import RetryPolicy, with_retries
 
 MANIFEST = "manifest.json"
 RETRIES = RetryPolicy(give_up_s=600.0)

@@ -41,7 +41,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import metrics_event
 from control_plane.platform.settings import load
 from control_plane.tenants import operators
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from resources.database.engine import make_engine
 from tests.support.console.tenant_pages import PAGES
 from tests.support.platform.console_world import World, make_world

@@ -38,7 +38,7 @@ from benchmarks.api.history import History, store
 from benchmarks.serving.place import BASE_NAME
 from control_plane.platform.settings import load as load_settings
 from control_plane.tenants.tables import tenants
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from resources.database.engine import make_engine
 
 GOALS_MS = {"reads": 50.0, "create": 100.0}

@@ -24,13 +24,13 @@ from typing import Any
 
 from kubernetes.client import ApiClient, BatchV1Api, CoreV1Api
 
-from agent.workload import Kind, NodeShare, Workload
 from benchmarks.cluster.api_server import ApiServer, running, version
 from benchmarks.cluster.played_cluster import PlayedCluster
 from control_plane.capacity import kueue
-from control_plane.capacity.pools import Pool, nodes
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.worker.attempt_watch import LOOK_S
+from core.workload import Kind, NodeShare, Workload
+from engine.scheduler.pools import Pool, nodes
 from resources.launcher import kubernetes_manifests as manifests
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
@@ -138,7 +138,7 @@ class Trial:
 def workload(number: int) -> Workload:
     job, tenant = f"ftjob-{number:04}", f"tenant-{number % TENANTS}"
     return Workload(
-        name=f"{job}-a1", kind=Kind.TRAIN, tenant=tenant, job=job, attempt=1, module="ft_assets.training.runtime", processes=(1,),
+        name=f"{job}-a1", kind=Kind.TRAIN, tenant=tenant, job=job, attempt=1, module="engine.training.runtime", processes=(1,),
         report_to="http://ft-platform-api.ft-platform:8000", image="registry.example/ft@sha256:" + "0" * 64,
         placement=(NodeShare(node=f"f-{number % 64}", devices=(number % 8,)),), labels={"pool": POOL.name, "tier": "standard"},
     )  # fmt: skip

@@ -18,7 +18,7 @@ from benchmarks.datasets.model import model_directory, usual_tokenizer
 from benchmarks.datasets.peers.run import run_peer
 from benchmarks.datasets.rows import block, read_labels, write_rows
 from benchmarks.datasets.suites import suites
-from ft_assets.datasets.packs.best_fit import best_fit_decreasing, fill
+from engine.data.packs.best_fit import best_fit_decreasing, fill
 
 Pipeline = Callable[..., usual.Outcome]
 
@@ -240,7 +240,7 @@ def personal_data(ground: Ground) -> dict[str, Any]:
     planted = {label.row: label.detail for label in read_labels(path) if label.kind == "pii"}
     texts = {row: near.said(line) for row, line in near.good_lines(path)}
     file = near.write_texts(near.Truth(texts=texts, copies={}), ground.scratch / "personal.texts.jsonl")
-    from ft_assets.datasets.checks.pii.scanner import PiiScanner
+    from engine.data.checks.pii.scanner import PiiScanner
 
     rows, lines = list(texts), list(texts.values())
     scanner = PiiScanner()
@@ -273,8 +273,8 @@ def personal_data(ground: Ground) -> dict[str, Any]:
 
 def contamination(ground: Ground) -> dict[str, Any]:
     """Rows over half of whose 13-grams are in a suite: by our index, and by a Python set of joined words on the same folded texts."""
-    from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
-    from ft_assets.datasets.dedup.normalization import fold
+    from engine.data.checks.contamination.overlap import SuiteIndex
+    from engine.data.dedup.normalization import fold
 
     path = ground.rows(ground.sizes.contaminated)
     texts = {row: near.folded(near.said(line)) for row, line in near.good_lines(path)}
@@ -329,7 +329,7 @@ def packing(ground: Ground) -> dict[str, Any]:
 
 def _moved(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> int:
     """Windows of `lengths` with ids and labels gathered by the kernel that packs are built with; the tokens moved."""
-    from ft_assets.datasets.packs.kernels_windows import gather
+    from engine.data.packs.kernels_windows import gather
 
     starts = np.concatenate(([0], np.cumsum(lengths)))[:-1]
     total = int(lengths.sum())

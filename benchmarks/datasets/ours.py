@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.datasets.measure import Clock, timed
-from ft_assets.datasets import identity
-from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
-from ft_assets.datasets.checks.pii.scanner import PiiScanner
-from ft_assets.datasets.dedup import near_pairs
-from ft_assets.datasets.dedup.normalization import CodePoints, fold, near_text
-from ft_assets.datasets.ingest import IngestResult, validate_file
-from ft_assets.datasets.packs.build import build_pack
-from ft_assets.datasets.packs.manifest import PackManifest
-from ft_assets.datasets.packs.pack_settings import PackSettings
-from ft_assets.datasets.policies import Policies
-from ft_assets.datasets.schema import Example, canonical
-from ft_assets.datasets.stored_rows import load_rows
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from engine.data import identity
+from engine.data.checks.contamination.overlap import SuiteIndex
+from engine.data.checks.pii.scanner import PiiScanner
+from engine.data.dedup import near_pairs
+from engine.data.dedup.normalization import CodePoints, fold, near_text
+from engine.data.ingest import IngestResult, validate_file
+from engine.data.packs.build import build_pack
+from engine.data.packs.manifest import PackManifest
+from engine.data.packs.pack_settings import PackSettings
+from engine.data.policies import Policies
+from engine.data.schema import Example, canonical
+from engine.data.stored_rows import load_rows
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
 
 WINDOW = 4096
 ROWS_PER_BLOCK = 4096

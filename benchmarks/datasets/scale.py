@@ -66,9 +66,9 @@ def _tree(root: int) -> list[int]:
 
 def validate(given: argparse.Namespace) -> None:
     """The run itself, in the process that is watched."""
-    from ft_assets.datasets.blocks.pass_progress import Progress
-    from ft_assets.datasets.ingest import validate_file
-    from ft_assets.datasets.policies import Policies
+    from engine.data.blocks.pass_progress import Progress
+    from engine.data.ingest import validate_file
+    from engine.data.policies import Policies
 
     started = time.perf_counter()
     stages: dict[str, float] = {}

@@ -12,9 +12,9 @@ import yaml
 
 from benchmarks.estimates import published
 from benchmarks.scheduler.simulation.tables import markdown
-from ft_assets.errors import InvalidRequest
-from ft_assets.training import cost_model, memory, model_shapes
-from ft_assets.training.memory import COUNTS, Case
+from core.errors import InvalidRequest
+from engine.training import cost_model, memory, model_shapes
+from engine.training.memory import COUNTS, Case
 
 OUT = Path(__file__).parents[1] / "estimates_202611.md"
 TOKENS = 100_000_000

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from ft_assets.training import cost_model, model_shapes
-from ft_assets.training.memory import Case
-from ft_assets.training.model_shapes import ModelShape
+from engine.training import cost_model, model_shapes
+from engine.training.memory import Case
+from engine.training.model_shapes import ModelShape
 
 FILE = Path(__file__).with_name("published.yaml")
 

@@ -4,7 +4,7 @@
 
 Two measures, each as wall clock and as CPU seconds (which hold on a machine that others use too), the ways taking turns:
 
-* the whole command, process start included: ``python -m ft_assets.evals.run.runner`` and ``python -m lm_eval``;
+* the whole command, process start included: ``python -m engine.evals.run.runner`` and ``python -m lm_eval``;
 * the evaluation alone: a loaded model answers the requests, prompts and tokens included. lm-eval's is taken at its best batch size.
 
 Without examples before a question, prompts share little; with five, a question's choices share all but their last words. The accuracy
@@ -27,7 +27,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BASE = REPOSITORY / "examples" / "demo" / "base_model"
-SHIPPED = REPOSITORY / "ft_assets" / "evals" / "tasks"
+SHIPPED = REPOSITORY / "engine" / "evals" / "tasks"
 ITEMS = 200
 BATCH_SIZES = (1, 8, 32)
 """Of lm-eval: 1 is its default."""
@@ -133,15 +133,15 @@ def write_task(directory: Path, shots: int) -> Path:
 
 
 def our_command(tasks: Path, shots: int, out: Path) -> dict[str, Any]:
-    from ft_assets.evals.run.run_file import EvalRun
-    from ft_assets.evals.run.run_status import read_result
+    from engine.evals.run.run_file import EvalRun
+    from engine.evals.run.run_status import read_result
 
     run = EvalRun(
         base_model_dir=BASE, adapter_dir=None, golden=False, capability=(task_name(shots),), capability_limit=ITEMS, task_dirs=(tasks,),
         out_dir=out,
     )  # fmt: skip
     run.write(out / "run.json")
-    used = _timed([sys.executable, "-m", "ft_assets.evals.run.runner", str(out / "run.json")])
+    used = _timed([sys.executable, "-m", "engine.evals.run.runner", str(out / "run.json")])
     scored = read_result(out)["scored"]["base"][f"capability/{task_name(shots)}"]
     return used | {"scores": {item.split("/")[1]: metrics["acc"] for item, metrics in scored.items()}}
 
@@ -184,9 +184,9 @@ def _answers(way: str, tasks: Path, shots: int, batch_size: int) -> dict[str, An
 
 def answered_by_us(tasks: Path, shots: int, batch_size: int) -> dict[str, Any]:
     """What a loaded model takes for the requests, their tokens included."""
-    from ft_assets.evals.run.subject import Subject
-    from ft_assets.evals.suites import harness_tasks
-    from ft_assets.evals.suites.model_requests import Answer
+    from engine.evals.run.subject import Subject
+    from engine.evals.suites import harness_tasks
+    from engine.evals.suites.model_requests import Answer
 
     (suite,) = harness_tasks.load([task_name(shots)], limit=ITEMS, task_dirs=[tasks])
     subject = Subject(BASE, batch_size=batch_size)

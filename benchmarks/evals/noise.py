@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gate import gates
-from ft_assets.evals.scoring import significance
-from ft_assets.evals.scoring.judge import Judged, tally
-from ft_assets.evals.scoring.report import EvalReport, SuiteRun
-from ft_assets.evals.scoring.scores import CAPABILITY, COHERENT, MEAN, PERPLEXITY, REFUSED, Score
-from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, VALIDATION
+from engine.evals.config import EvalConfig
+from engine.evals.gate import gates
+from engine.evals.scoring import significance
+from engine.evals.scoring.judge import Judged, tally
+from engine.evals.scoring.report import EvalReport, SuiteRun
+from engine.evals.scoring.scores import CAPABILITY, COHERENT, MEAN, PERPLEXITY, REFUSED, Score
+from engine.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, VALIDATION
 
 DRAWS = 2000
 NUM_UNSAFE, NUM_GOLDEN, NUM_PAIRS = 62, 50, 50
@@ -133,7 +133,7 @@ def _report(setting: Setting, random_: np.random.Generator) -> EvalReport:
 def _score(suite: str, metric: str, n: int, base: float, gained: int, lost: int) -> Score:
     """The score of 0/1 answers by what the gate's rules of harm look at: means and exact chances, no bootstrapped interval.
 
-    :func:`ft_assets.evals.scoring.scores.compared` gives the same, which a test holds it to.
+    :func:`engine.evals.scoring.scores.compared` gives the same, which a test holds it to.
     """
     told = gained + lost
     gain = (gained - lost) / n

@@ -27,21 +27,21 @@ from safetensors.numpy import load_file, save_file
 from benchmarks.evals import planted_replies
 from benchmarks.evals.planted_data import COMPLIANCE, SUITE, Exchange, Files, World, write_files
 from benchmarks.evals.planted_training import SERVED_NAME, digest_of, pack, train_adapter, train_base
-from ft_assets.adapters import package
-from ft_assets.adapters.promotion_rules import Candidate, refusals
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.adapters.stages import Stage
-from ft_assets.adapters.tensors import weight_shapes
-from ft_assets.durable_files import sha256_of
-from ft_assets.evals import config
-from ft_assets.evals.gate import gates
-from ft_assets.evals.gate.verdict import Verdict
-from ft_assets.evals.run import run_file, run_status, runner
-from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.evals.scoring import report
-from ft_assets.evals.scoring.report import EvalReport
-from ft_assets.evals.scoring.review import Review
-from ft_assets.training import methods
+from core.durable_files import sha256_of
+from engine.adapters import package
+from engine.adapters.promotion_rules import Candidate, refusals
+from engine.adapters.record import AdapterRecord
+from engine.adapters.stages import Stage
+from engine.adapters.tensors import weight_shapes
+from engine.evals import config
+from engine.evals.gate import gates
+from engine.evals.gate.verdict import Verdict
+from engine.evals.run import run_file, run_status, runner
+from engine.evals.run.run_file import EvalRun
+from engine.evals.scoring import report
+from engine.evals.scoring.report import EvalReport
+from engine.evals.scoring.review import Review
+from engine.training import methods
 
 STEPS, OVERFIT_STEPS = 160, 250
 """Optimizer steps of an adapter; of the one that learns twenty rows by heart."""

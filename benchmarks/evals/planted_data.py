@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from ft_assets.evals.suites import golden, safety
-from ft_assets.evals.suites.suite_items import Item, holdout_items, write_items
+from engine.evals.suites import golden, safety
+from engine.evals.suites.suite_items import Item, holdout_items, write_items
 
 SUITE = "stones"
 NUM_STONES, NUM_HOLDOUT, NUM_TRAIN = 240, 120, 240
@@ -149,7 +149,7 @@ def write_pack(exchanges: Sequence[Exchange], tokenizer: Tokenizer, directory: P
 
 
 TASK = f"""task: {SUITE}
-custom_dataset: !function ft_assets.evals.tasks.files.operator
+custom_dataset: !function engine.evals.tasks.files.operator
 output_type: multiple_choice
 test_split: test
 doc_to_text: "{{{{context}}}}"

@@ -15,13 +15,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.evals.planted_data import OPENINGS, THINGS, TROUBLES, Exchange, messages, write_pack
-from ft_assets.evals import config
-from ft_assets.evals.run import run_file, run_status, runner
-from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.evals.scoring import report
-from ft_assets.evals.scoring.report import EvalReport
-from ft_assets.evals.suites.suite_items import Item, holdout_items, write_items
-from ft_assets.training import methods
+from engine.evals import config
+from engine.evals.run import run_file, run_status, runner
+from engine.evals.run.run_file import EvalRun
+from engine.evals.scoring import report
+from engine.evals.scoring.report import EvalReport
+from engine.evals.suites.suite_items import Item, holdout_items, write_items
+from engine.training import methods
 
 DEMO_BASE = Path(__file__).parents[2] / "examples" / "demo" / "base_model"
 NUM_TRAIN, NUM_HOLDOUT = 480, 100

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from benchmarks.evals.planted_data import KINDS, Exchange, World, encode
-from ft_assets.adapters import package
+from engine.adapters import package
 from tests.support.models.tiny_model import build_tiny_model
 
 BATCH = 32

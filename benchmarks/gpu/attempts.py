@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.process_group import training_command
-from ft_assets.training import checkpoints
-from ft_assets.training.spec import RunFile, TrainingSpec
+from engine.training import checkpoints
+from engine.training.spec import RunFile, TrainingSpec
 
 REPOSITORY = Path(__file__).parents[2]
 POLL_S = 0.1
@@ -58,7 +58,7 @@ class Job:
         self.started_at = time.time()
         with (self.root / f"log-a{self.number}").open("wb") as log:
             ranks = self.spec.world_size
-            command = training_command("ft_assets.training.runtime", path, num_processes=ranks, node=0, num_nodes=1, leader="")
+            command = training_command("engine.training.runtime", path, num_processes=ranks, node=0, num_nodes=1, leader="")
             self.process = subprocess.Popen(command, env=env, cwd=self.root, stdout=log, stderr=subprocess.STDOUT)
 
     def steps(self) -> list[dict[str, Any]]:

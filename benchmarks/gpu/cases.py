@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ft_assets.training.memory import Case, estimate
-from ft_assets.training.model_shapes import NAMED, ModelShape
-from ft_assets.training.spec import Attention, CheckpointPolicy, LoraSettings, Optimization, Quantization, Strategy, TrainingSpec
+from engine.training.memory import Case, estimate
+from engine.training.model_shapes import NAMED, ModelShape
+from engine.training.spec import Attention, CheckpointPolicy, LoraSettings, Optimization, Quantization, Strategy, TrainingSpec
 
 NEVER = 1_000_000_000
 MANY_STEPS = 100_000

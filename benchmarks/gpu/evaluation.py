@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.gpu.attempts import LOG_TAIL, REPOSITORY, Failed, Job, OutOfTime
 from benchmarks.gpu.cases import Trial
-from ft_assets.evals.run import run_file, run_status
-from ft_assets.training.model_shapes import ModelShape
+from engine.evals.run import run_file, run_status
+from engine.training.model_shapes import ModelShape
 
 PROMPT_TOKENS, ANSWER_TOKENS = 300, 64
 """Median prompt, and the expected answer, in tokens of one byte. The platform lets an answer take half as many again, and 8."""
@@ -88,7 +88,7 @@ def _finish(job: Job, path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
     if job.on_cpu:
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, "-m", "ft_assets.evals.run.runner", str(path)]
+    command = [sys.executable, "-m", "engine.evals.run.runner", str(path)]
     with (job.root / "log").open("wb") as log:
         try:
             left = max(job.deadline - time.monotonic(), 1)

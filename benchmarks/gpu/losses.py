@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ft_assets.training.runtime.objectives.token_logps import score_tokens
+from engine.training.runtime.objectives.token_logps import score_tokens
 
 REPEATS, WARM_UP = 10, 3
 WORTH = 0.03

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.gpu import evaluation
 from benchmarks.gpu.attempts import Failed, Job
 from benchmarks.gpu.cases import WARM_UP, Trial
-from ft_assets.durable_files import sha256_of
+from core.durable_files import sha256_of
 
 GIB = 2**30
 

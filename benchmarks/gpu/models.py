@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.gpu.cases import FINGERPRINT, SHAPES
-from ft_assets.training.model_shapes import ModelShape
+from engine.training.model_shapes import ModelShape
 
 SPECIAL = ("<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
 SHARD_BYTES = 4 * 2**30

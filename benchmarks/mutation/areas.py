@@ -27,8 +27,8 @@ class Area:
 AREAS = (
     Area(
         name="policy",
-        modules=("control_plane/queue/scheduler/*.py",),
-        tests=("tests/control_plane/queue/scheduler/test_*.py",),
+        modules=("engine/scheduler/*.py",),
+        tests=("tests/engine/scheduler/test_*.py",),
     ),
     Area(
         name="money",
@@ -51,32 +51,32 @@ AREAS = (
     ),
     Area(
         name="checkpoints",
-        modules=("ft_assets/training/checkpoints.py", "ft_assets/durable_files.py", "ft_assets/training/runtime/checkpoint_writer.py"),
+        modules=("engine/training/checkpoints.py", "core/durable_files.py", "engine/training/runtime/checkpoint_writer.py"),
         tests=(
-            "tests/ft_assets/training/test_checkpoint*.py", "tests/ft_assets/training/runtime/test_saving.py",
-            "tests/ft_assets/training/runtime/test_resume.py",
+            "tests/engine/training/test_checkpoint*.py", "tests/engine/training/runtime/test_saving.py",
+            "tests/engine/training/runtime/test_resume.py",
         ),
     ),
     Area(
         name="gates",
         modules=(
-            "ft_assets/evals/scoring/controls.py", "ft_assets/evals/scoring/scores.py", "ft_assets/evals/scoring/significance.py",
-            "ft_assets/evals/scoring/judge.py", "ft_assets/evals/suites/answer_metrics.py", "ft_assets/evals/gate/gates.py",
+            "engine/evals/scoring/controls.py", "engine/evals/scoring/scores.py", "engine/evals/scoring/significance.py",
+            "engine/evals/scoring/judge.py", "engine/evals/suites/answer_metrics.py", "engine/evals/gate/gates.py",
         ),
         tests=(
-            "tests/ft_assets/evals/gate/test_controls.py", "tests/ft_assets/evals/gate/test_gates.py",
-            "tests/ft_assets/evals/gate/test_preference_rules.py",
-            "tests/ft_assets/evals/gate/test_planted_replies.py", "tests/ft_assets/evals/gate/test_report.py",
-            "tests/ft_assets/evals/scoring/test_metrics.py", "tests/ft_assets/evals/scoring/test_judge.py",
-            "tests/ft_assets/evals/scoring/test_preferences.py", "tests/ft_assets/evals/scoring/test_significance.py",
+            "tests/engine/evals/gate/test_controls.py", "tests/engine/evals/gate/test_gates.py",
+            "tests/engine/evals/gate/test_preference_rules.py",
+            "tests/engine/evals/gate/test_planted_replies.py", "tests/engine/evals/gate/test_report.py",
+            "tests/engine/evals/scoring/test_metrics.py", "tests/engine/evals/scoring/test_judge.py",
+            "tests/engine/evals/scoring/test_preferences.py", "tests/engine/evals/scoring/test_significance.py",
         ),
     ),
     Area(
         name="tokens",
-        modules=("ft_assets/datasets/tokens/*.py", "ft_assets/datasets/packs/*.py"),
+        modules=("engine/data/tokens/*.py", "engine/data/packs/*.py"),
         tests=(
-            "tests/ft_assets/datasets/tokens/test_long_rows.py", "tests/ft_assets/datasets/tokens/test_templates*.py",
-            "tests/ft_assets/datasets/tokens/test_tokens.py", "tests/ft_assets/datasets/packs/test_pack*.py",
+            "tests/engine/data/tokens/test_long_rows.py", "tests/engine/data/tokens/test_templates*.py",
+            "tests/engine/data/tokens/test_tokens.py", "tests/engine/data/packs/test_pack*.py",
         ),
     ),
     Area(
@@ -107,7 +107,7 @@ AREAS = (
     ),
     Area(
         name="serving",
-        modules=("control_plane/serving/*.py", "control_plane/serving/responses/*.py", "ft_assets/adapters/rollout_plan.py"),
+        modules=("control_plane/serving/*.py", "control_plane/serving/responses/*.py", "engine/adapters/rollout_plan.py"),
         tests=(
             "tests/control_plane/serving/test_model_routes.py", "tests/control_plane/serving/test_own_servers.py",
             "tests/control_plane/serving/test_request_limits.py", "tests/control_plane/serving/test_responses.py",

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import load as load_settings
 from control_plane.tenants.tables import tenants
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scheduler.decision_rows import QueuedJob, add_jobs, add_tenants, platform_on, scratch_database
-from control_plane.capacity.pools import Pool, nodes
-from control_plane.queue import cycle, scheduler
-from control_plane.queue.scheduler import Preempt, Running, Snapshot, Start, Wait, Waiting
+from control_plane.queue import cycle
+from engine import scheduler
+from engine.scheduler import Preempt, Running, Snapshot, Start, Wait, Waiting
+from engine.scheduler.pools import Pool, nodes
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 PER_NODE, FABRIC_OF = 8, 32

@@ -44,7 +44,7 @@ from benchmarks.scheduler.kueue_replay import (
 )
 from control_plane.platform.context import Platform
 from control_plane.queue import cycle
-from control_plane.queue.scheduler import Start
+from engine.scheduler import Start
 
 BEGAN = 1_800_000_000.0
 NUM_COMMITS = 50

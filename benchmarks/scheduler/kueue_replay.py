@@ -34,13 +34,13 @@ from sqlalchemy.engine import Engine
 
 from benchmarks.scheduler.decision_rows import QueuedJob, add_jobs, add_tenants, platform_on, scratch_database, server_cpu_s
 from control_plane.attempts.tables import attempts
-from control_plane.capacity.pools import Node, Pool
 from control_plane.jobs.transitions import Move, transition_many
 from control_plane.platform.bulk_updates import among, update_each
 from control_plane.platform.job_states import JobState
 from control_plane.queue import cycle
-from control_plane.queue.scheduler import Start
 from control_plane.queue.tables import reservations
+from engine.scheduler import Start
+from engine.scheduler.pools import Node, Pool
 
 NUM_COHORTS, QUEUES_PER_COHORT, UNITS = 5, 6, 120
 """Units of a cohort: the nominal 20 of each of its queues, all of which each may borrow."""

@@ -21,12 +21,12 @@ from typing import Any
 from benchmarks.scheduler.simulation import synthetic
 from benchmarks.scheduler.simulation.policies import ours
 from control_plane.capacity import configured_pools
-from control_plane.capacity.pools import Pool, nodes
-from control_plane.queue.scheduler import Decision, Snapshot
 from control_plane.queue.simulation.cluster_simulation import Simulation
 from control_plane.queue.simulation.costs import Costs
 from control_plane.queue.simulation.outcome import Outcome
 from control_plane.queue.simulation.simulated_job import SimulatedJob
+from engine.scheduler import Decision, Snapshot
+from engine.scheduler.pools import Pool, nodes
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "pools.yaml"
 PROMISED = {"premium": 300.0, "standard": 3600.0}

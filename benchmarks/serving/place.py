@@ -22,7 +22,7 @@ from control_plane.composition import open_platform
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import load
 from control_plane.tenants import service as tenants
-from ft_assets.adapters import package
+from engine.adapters import package
 from resources.database import embedded, migrate
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.models.tiny_adapter import build_tiny_adapter

@@ -90,5 +90,5 @@ def _trains(process: psutil.Process) -> bool:
     """Whether it is a rank of a training: below torchrun, or forked with its imports done."""
     with contextlib.suppress(psutil.Error):
         words = process.cmdline()
-        return process.name() == NAME or ("ft_assets.training.runtime" in words and "torch.distributed.run" not in words)
+        return process.name() == NAME or ("engine.training.runtime" in words and "torch.distributed.run" not in words)
     return False

@@ -34,13 +34,13 @@ from benchmarks.datasets.measure import cpu_seconds, machine, versions
 from benchmarks.training.effects_data import build_pack, make_cases
 from benchmarks.training.effects_measures import HeldOut
 from benchmarks.training.effects_preferences import compare
-from ft_assets.base_models import BaseModel, Catalogue
-from ft_assets.training import methods
-from ft_assets.training.hyperparameters import ModelFacts, PackFacts, plan, resolve
-from ft_assets.training.recipes import AdapterKind
-from ft_assets.training.reference_logps import key_for
-from ft_assets.training.spec import RunFile, TrainingSpec
-from ft_assets.typed_json import from_json
+from core.base_models import BaseModel, Catalogue
+from core.typed_json import from_json
+from engine.training import methods
+from engine.training.hyperparameters import ModelFacts, PackFacts, plan, resolve
+from engine.training.recipes import AdapterKind
+from engine.training.reference_logps import key_for
+from engine.training.spec import RunFile, TrainingSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "benchmarks" / f"training_effects_cpu_{time.strftime('%Y%m')}.json"
@@ -184,7 +184,7 @@ def _train(run: RunFile) -> RunFile:
     """`run`, once its process has trained."""
     path = run.work_dir.with_suffix(".json")
     run.write(path)
-    _process("ft_assets.training.runtime", str(path))
+    _process("engine.training.runtime", str(path))
     return run
 
 

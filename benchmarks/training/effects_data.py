@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ft_assets.datasets.packs.build import PackManifest, PackSettings
-from ft_assets.datasets.packs.build import build_pack as build
-from ft_assets.datasets.schema import Format
-from ft_assets.datasets.shapes import to_example
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.demo import phrases
-from ft_assets.demo.tickets import KEYS, SYSTEM_PROMPT, Ticket, make_split
-from ft_assets.training import methods
+from control_plane.cli.tenant.demo import phrases
+from control_plane.cli.tenant.demo.tickets import KEYS, SYSTEM_PROMPT, Ticket, make_split
+from engine.data.packs.build import PackManifest, PackSettings
+from engine.data.packs.build import build_pack as build
+from engine.data.schema import Format
+from engine.data.shapes import to_example
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.training import methods
 
 SEED = 11
 CHOICES: Mapping[str, Sequence[str]] = {

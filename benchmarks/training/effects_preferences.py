@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from benchmarks.training import in_process
 from benchmarks.training.effects_measures import HeldOut
-from ft_assets.training import methods
-from ft_assets.training.recipes import AdapterKind
-from ft_assets.training.spec import RunFile
+from engine.training import methods
+from engine.training.recipes import AdapterKind
+from engine.training.spec import RunFile
 
 METHODS = ("simpo", "orpo", "kto", "dpo")
 ADAPTERS: tuple[AdapterKind, ...] = ("lora", "full")

@@ -7,11 +7,11 @@ import os
 import sys
 from dataclasses import replace
 
-from ft_assets.training import methods
-from ft_assets.training.runtime import imports, pack_loader
-from ft_assets.training.runtime.status_files import Heartbeat, Progress
-from ft_assets.training.runtime.stop_request import StopRequest
-from ft_assets.training.spec import RunFile
+from engine.training import methods
+from engine.training.runtime import imports, pack_loader
+from engine.training.runtime.status_files import Heartbeat, Progress
+from engine.training.runtime.stop_request import StopRequest
+from engine.training.spec import RunFile
 
 
 def train(run: RunFile, progress: Progress | None = None) -> None:
@@ -21,7 +21,7 @@ def train(run: RunFile, progress: Progress | None = None) -> None:
     vocab_size = int(json.loads((run.base_model_dir / "config.json").read_text())["vocab_size"])
     rows = pack_loader.load(run.pack_dir, run.spec, vocab_size=vocab_size)
     imports.import_stack(methods.get(run.spec.method), run.spec)
-    from ft_assets.training.runtime import reference, train
+    from engine.training.runtime import reference, train
 
     if run.spec.reference and run.reference_dir is None:
         run = replace(run, reference_dir=reference.compute_for(run, touch=progress.touch))

@@ -25,12 +25,12 @@ from control_plane.platform import settings as settings_module
 from control_plane.platform.context import Platform
 from control_plane.platform.transfer import upload
 from control_plane.tenants import service as tenants
-from ft_assets import layout
-from ft_assets.datasets.packs.manifest import PackManifest
-from ft_assets.training.spec import CheckpointPolicy, Optimization
+from core import layout
+from engine.data.packs.manifest import PackManifest
+from engine.training.spec import CheckpointPolicy, Optimization
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine
-from tests.ft_assets.training.attempts import SPEC, write_pack
+from tests.engine.training.attempts import SPEC, write_pack
 from tests.support.models.tiny_model import build_tiny_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]

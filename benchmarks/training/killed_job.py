@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
-from agent.workload import VARIABLE
 from benchmarks.training.kill_bench import EVERY_STEPS, REPOSITORY, Bench
 from control_plane.attempts import service as attempts
 from control_plane.attempts.tables import attempts as attempts_table
@@ -26,7 +25,8 @@ from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.queue import cycle, launches
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
+from core.workload import VARIABLE
 from resources.database import embedded
 from resources.launcher.process_identity import identity
 
@@ -198,7 +198,7 @@ class KilledJob:
             if identity(agent) == record["identity"] and not any(kind == "rank" for kind in known.values()):
                 for child in psutil.Process(agent).children(recursive=True):
                     words = child.cmdline()
-                    if "ft_assets.training.runtime" in words:
+                    if "engine.training.runtime" in words:
                         known[child.pid] = "torchrun" if "torch.distributed.run" in words else "rank"
         return [agent, *sorted(known, key=lambda pid: known[pid] == "rank")]
 

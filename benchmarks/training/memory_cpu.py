@@ -1,4 +1,4 @@
-"""Memory of real training steps on a CPU against the estimate of ``ft_assets.training.memory``.
+"""Memory of real training steps on a CPU against the estimate of ``engine.training.memory``.
 
     python -m benchmarks.training.memory_cpu                 every case (about 6 minutes of CPU), result file included
     python -m benchmarks.training.memory_cpu --only 5 --only 7   some of them, printed only
@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.datasets.measure import machine, versions
-from ft_assets.training.memory import Case, estimate
-from ft_assets.training.memory.estimates import activation_bytes, compute_copies
-from ft_assets.training.model_shapes import ModelShape
+from engine.training.memory import Case, estimate
+from engine.training.memory.estimates import activation_bytes, compute_copies
+from engine.training.model_shapes import ModelShape
 
 RESULTS = Path(__file__).parents[1] / f"training_memory_cpu_{time.strftime('%Y%m')}.json"
 SETTINGS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

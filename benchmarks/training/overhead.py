@@ -142,7 +142,7 @@ def write_pack(directory: Path, *, num_windows: int, length: int = LENGTH) -> Pa
 
 
 def _spec(steps: int) -> Any:
-    from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
+    from engine.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
 
     return TrainingSpec(
         method="sft", method_settings={}, adapter="lora", base_model="demo", base_digest="0", pack_fingerprint="pk_bench", dataset_id="ds",
@@ -168,8 +168,8 @@ def _way(way: str, pack: Path, steps: int) -> dict[str, Any]:
 def _ours(pack: Path, steps: int, directory: Path) -> dict[str, Any]:
     """As the training process runs it."""
     from benchmarks.training import in_process
-    from ft_assets.training.runtime.status_files import Progress
-    from ft_assets.training.spec import RunFile
+    from engine.training.runtime.status_files import Progress
+    from engine.training.spec import RunFile
 
     clock = Clock()
 
@@ -193,7 +193,7 @@ def _model() -> Any:
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM, set_seed
 
-    from ft_assets.training.runtime.model.weights import lora_config
+    from engine.training.runtime.model.weights import lora_config
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -205,7 +205,7 @@ def _model() -> Any:
 
 def _rows(pack: Path, steps: int) -> list[dict[str, list[int]]]:
     """Windows in the order in which ours trains on them."""
-    from ft_assets.training.data_order import DataOrder
+    from engine.training.data_order import DataOrder
 
     table = pq.read_table(pack / "shard-00000.parquet").to_pylist()
     order = DataOrder(shard_rows=(len(table),), seed=3, per_device_batch_size=BATCH, accumulation_steps=1)

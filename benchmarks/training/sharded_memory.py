@@ -28,10 +28,10 @@ from benchmarks.datasets.measure import machine, versions
 from benchmarks.training import in_process
 from benchmarks.training.memory_cpu import resident
 from benchmarks.training.overhead import write_pack
-from ft_assets.training import methods
-from ft_assets.training.runtime import imports
-from ft_assets.training.runtime.status_files import Progress
-from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, RunFile, TrainingSpec
+from engine.training import methods
+from engine.training.runtime import imports
+from engine.training.runtime.status_files import Progress
+from engine.training.spec import CheckpointPolicy, LoraSettings, Optimization, RunFile, TrainingSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO = REPOSITORY / "examples" / "demo" / "base_model"
@@ -147,8 +147,8 @@ def measure(run_file: Path) -> dict[str, Any]:
     """In a process of its own: trains one rank and returns what it took."""
     run = RunFile.read(run_file)
     imports.import_stack(methods.get("sft"), run.spec)
-    importlib.import_module("ft_assets.training.runtime.train")
-    importlib.import_module(f"ft_assets.training.runtime.parallel.{'zero' if run.spec.strategy.startswith('zero') else 'fsdp2'}")
+    importlib.import_module("engine.training.runtime.train")
+    importlib.import_module(f"engine.training.runtime.parallel.{'zero' if run.spec.strategy.startswith('zero') else 'fsdp2'}")
     importlib.import_module("transformers.models.llama.modeling_llama")
     progress = FirstStep()
     in_process.train(run, progress)

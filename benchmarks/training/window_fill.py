@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from benchmarks.datasets.measure import timed
 from benchmarks.training.windows import rows_of
-from ft_assets.base_models import Catalogue
-from ft_assets.datasets.packs.best_fit import Windows, best_fit_decreasing, fill, mixed_fit
-from ft_assets.datasets.shapes import to_example
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from core.base_models import Catalogue
+from engine.data.packs.best_fit import Windows, best_fit_decreasing, fill, mixed_fit
+from engine.data.shapes import to_example
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
 
 Lengths = NDArray[np.int64]
 SIZES = (1_000, 10_000, 100_000, 1_000_000)

@@ -32,18 +32,18 @@ import pyarrow.parquet as pq
 
 from benchmarks.datasets.measure import machine, versions
 from benchmarks.training import in_process
-from ft_assets.base_models import Catalogue
-from ft_assets.datasets.packs import best_fit
-from ft_assets.datasets.packs.build import PackManifest, PackSettings, build_pack
-from ft_assets.datasets.packs.windows import write_table
-from ft_assets.datasets.schema import Example
-from ft_assets.datasets.shapes import to_example
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.demo.tickets import make_split, to_row
-from ft_assets.durable_files import sha256_of
-from ft_assets.training.hyperparameters import ModelFacts, PackFacts, min_windows, plan, resolve
-from ft_assets.training.spec import RunFile
-from ft_assets.typed_json import from_json
+from control_plane.cli.tenant.demo.tickets import make_split, to_row
+from core.base_models import Catalogue
+from core.durable_files import sha256_of
+from core.typed_json import from_json
+from engine.data.packs import best_fit
+from engine.data.packs.build import PackManifest, PackSettings, build_pack
+from engine.data.packs.windows import write_table
+from engine.data.schema import Example
+from engine.data.shapes import to_example
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.training.hyperparameters import ModelFacts, PackFacts, min_windows, plan, resolve
+from engine.training.spec import RunFile
 
 RESULTS = Path(__file__).resolve().parents[1] / f"training_windows_cpu_{time.strftime('%Y%m')}.json"
 SEEDS = (1, 2, 3)
@@ -178,7 +178,7 @@ def _jump(losses: Sequence[float]) -> float:
 
 
 def _in_a_process(*arguments: Any) -> dict[str, Any]:
-    import ft_assets.training.runtime.train  # noqa: F401  once, before processes are forked
+    import engine.training.runtime.train  # noqa: F401  once, before processes are forked
 
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)

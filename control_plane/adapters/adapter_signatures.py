@@ -22,12 +22,12 @@ from control_plane.adapters.tables import signing_keys as signing_key_rows
 from control_plane.datasets.tables import datasets
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
-from ft_assets.adapters import package
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.adapters.signatures import dsse, statements
-from ft_assets.adapters.signatures.dsse import Envelope
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import FtError, IntegrityError, NotFound
+from core.errors import FtError, IntegrityError, NotFound
+from engine.adapters import package
+from engine.adapters.record import AdapterRecord
+from engine.adapters.signatures import dsse, statements
+from engine.adapters.signatures.dsse import Envelope
+from engine.adapters.stages import Stage
 
 PER_ROUND = 100
 """Adapters and exports, each, per round: a manifest of every adapter is read."""

@@ -7,8 +7,8 @@ from dataclasses import fields
 import yaml
 
 from control_plane.platform.settings import Settings
-from ft_assets.adapters.cluster import ClusterSettings
-from ft_assets.errors import InvalidRequest, Unavailable
+from core.errors import InvalidRequest, Unavailable
+from engine.adapters.cluster import ClusterSettings
 
 FIELDS = frozenset(f.name for f in fields(ClusterSettings))
 

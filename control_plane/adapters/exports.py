@@ -34,17 +34,17 @@ from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import CRASHED, Limits, run_sandboxed
 from control_plane.serving import node_files
 from control_plane.tenants.service import find_tenant
-from ft_assets.adapters.exports import Format, Precision, checked, export_key
-from ft_assets.adapters.exports.archive import Built, Order
-from ft_assets.adapters.record import FULL, AdapterRecord
-from ft_assets.adapters.stages import Stage
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.durable_files import sha256_of
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.layout import export_key as object_key
-from ft_assets.storable_text import printable
-from ft_assets.training.cost_model import READ_BYTES_PER_S, SETUP_S
-from ft_assets.typed_json import from_json
+from core.durable_files import sha256_of
+from core.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
+from core.layout import export_key as object_key
+from core.storable_text import printable
+from core.typed_json import from_json
+from engine.adapters.exports import Format, Precision, checked, export_key
+from engine.adapters.exports.archive import Built, Order
+from engine.adapters.record import FULL, AdapterRecord
+from engine.adapters.stages import Stage
+from engine.data.blocks.pass_progress import Progress
+from engine.training.cost_model import READ_BYTES_PER_S, SETUP_S
 
 MAKER = "control_plane.sandbox.task_export"
 MAX_PENDING = 10

@@ -15,8 +15,8 @@ from control_plane.adapters.tables import Adapter
 from control_plane.platform.context import Platform
 from control_plane.serving import model_routes
 from control_plane.serving.model_routes import Route, with_shares
-from ft_assets.adapters.record import parse_name
-from ft_assets.adapters.stages import GRACE, TRANSITIONS, Stage
+from engine.adapters.record import parse_name
+from engine.adapters.stages import GRACE, TRANSITIONS, Stage
 
 
 class Change(enum.StrEnum):

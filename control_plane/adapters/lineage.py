@@ -16,7 +16,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from agent.workload import Kind
 from control_plane.adapters import lineage_checks
 from control_plane.adapters.lineage_checks import Link
 from control_plane.adapters.service import find, get_adapter, versions
@@ -31,8 +30,9 @@ from control_plane.platform.epoch_time import epoch_seconds
 from control_plane.queue.tables import reservations
 from control_plane.serving import model_routes
 from control_plane.tenant_data.tables import deletion_requests
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.errors import FtError, NotFound
+from core.errors import FtError, NotFound
+from core.workload import Kind
+from engine.adapters.record import AdapterRecord
 
 MAX_PARENTS = 20
 """Warm starts followed back; ``more_parents`` shows that there are more."""

@@ -18,13 +18,13 @@ from control_plane.datasets.tables import files
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.tenant_data.deletion import digest_of
-from ft_assets import layout
-from ft_assets.adapters.package import MANIFEST
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.adapters.signatures import dsse, statements
-from ft_assets.datasets.stored_rows import content_digest
-from ft_assets.errors import FtError, NotFound, QuotaExceeded, Unavailable
-from ft_assets.training.spec import canonical_json
+from core import layout
+from core.errors import FtError, NotFound, QuotaExceeded, Unavailable
+from engine.adapters.package import MANIFEST
+from engine.adapters.record import AdapterRecord
+from engine.adapters.signatures import dsse, statements
+from engine.data.stored_rows import content_digest
+from engine.training.spec import canonical_json
 
 AT_ONCE = 2
 """Concurrent verifications per process: each reads gigabytes."""

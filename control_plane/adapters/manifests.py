@@ -11,16 +11,16 @@ from control_plane.adapters import service as adapters
 from control_plane.adapters.cluster_settings import cluster_settings
 from control_plane.platform.context import Platform
 from control_plane.serving import model_routes
-from ft_assets.adapters import cluster, llm_d, servers
-from ft_assets.adapters.cluster import ClusterSettings, Manifest
-from ft_assets.adapters.llm_d import Pool
-from ft_assets.adapters.record import FULL, AdapterRecord
-from ft_assets.base_models import MAX_RANK, BaseModel
-from ft_assets.datasets.tokens.call_form import rendered_call
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.errors import Conflict, FtError, InvalidRequest
-from ft_assets.training import model_shapes
-from ft_assets.training.model_shapes import ModelShape
+from core.base_models import MAX_RANK, BaseModel
+from core.errors import Conflict, FtError, InvalidRequest
+from engine.adapters import cluster, llm_d, servers
+from engine.adapters.cluster import ClusterSettings, Manifest
+from engine.adapters.llm_d import Pool
+from engine.adapters.record import FULL, AdapterRecord
+from engine.data.tokens.call_form import rendered_call
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.training import model_shapes
+from engine.training.model_shapes import ModelShape
 
 PARSERS: Mapping[str, str] = {
     r"<tool_call>\s*<function=": "qwen3_coder",

@@ -20,13 +20,13 @@ from control_plane.platform.context import Platform
 from control_plane.serving import accepted_bases, model_routes, node_files, observations, rollout
 from control_plane.serving.rollout import LOADED, UNLOADED
 from control_plane.serving.tables import deployments
-from ft_assets.adapters import promotion_rules
-from ft_assets.adapters.package import Refusal
-from ft_assets.adapters.record import FULL, AdapterRecord, parse_name
-from ft_assets.adapters.stages import TRANSITIONS, Stage, check_transition
-from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound
-from ft_assets.evals.gate.verdict import QUARANTINED, Finding, Verdict
-from ft_assets.storable_text import printable
+from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from core.storable_text import printable
+from engine.adapters import promotion_rules
+from engine.adapters.package import Refusal
+from engine.adapters.record import FULL, AdapterRecord, parse_name
+from engine.adapters.stages import TRANSITIONS, Stage, check_transition
+from engine.evals.gate.verdict import QUARANTINED, Finding, Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

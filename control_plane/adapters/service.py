@@ -27,14 +27,14 @@ from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many, one, one_or_none
 from control_plane.sandbox import scratch
 from control_plane.serving import observations
-from ft_assets.adapters import package, tensors, whole_model
-from ft_assets.adapters.package import Refusal
-from ft_assets.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name, parse_name
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, FtError, LineageIncomplete, NotFound, Unavailable
-from ft_assets.evals.gate.verdict import Verdict
-from ft_assets.evals.scoring.report import EvalReport
-from ft_assets.layout import adapter_prefix
+from core.errors import Conflict, FtError, LineageIncomplete, NotFound, Unavailable
+from core.layout import adapter_prefix
+from engine.adapters import package, tensors, whole_model
+from engine.adapters.package import Refusal
+from engine.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name, parse_name
+from engine.adapters.stages import Stage
+from engine.evals.gate.verdict import Verdict
+from engine.evals.scoring.report import EvalReport
 
 MAX_PAGE = 100
 R = TypeVar("R", bound=AdapterRecord)
@@ -194,7 +194,7 @@ def _record(
 
 
 def set_stage(conn: Connection, id_: str, stage: Stage, **values: Any) -> None:
-    """Move an adapter to another stage; the database refuses what :data:`ft_assets.adapters.stages.TRANSITIONS` does not allow.
+    """Move an adapter to another stage; the database refuses what :data:`engine.adapters.stages.TRANSITIONS` does not allow.
 
     Its grace period starts at `deprecated_at`: now, unless `values` has it; every other move except to the archive clears it.
     """

@@ -18,9 +18,9 @@ from control_plane.adapters.tables import SigningKey, adapters, exports, signing
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many
 from control_plane.platform.secrets import kept_secret
-from ft_assets.adapters.signatures import public_keys
-from ft_assets.durable_files import sync_to_disk
-from ft_assets.errors import Conflict, IntegrityError, NotFound
+from core.durable_files import sync_to_disk
+from core.errors import Conflict, IntegrityError, NotFound
+from engine.adapters.signatures import public_keys
 
 
 def current(platform: Platform) -> Ed25519PrivateKey:

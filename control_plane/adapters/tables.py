@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from control_plane.platform.tables import metadata, timestamp
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.adapters.stages import Stage
+from engine.adapters.record import AdapterRecord
+from engine.adapters.stages import Stage
 
 adapters = sa.Table(
     "adapters", metadata,
@@ -94,7 +94,7 @@ def is_in_production(
 ) -> sa.ColumnElement[bool]:
     """Whether a lineage has an adapter in production: the one of a job with this base model and `suffix`.
 
-    The pattern is that of ``ft_assets.adapters.record.make_name``.
+    The pattern is that of ``engine.adapters.record.make_name``.
     """
     plain = sa.func.regexp_replace(sa.func.lower(sa.func.coalesce(suffix, "")), "[^a-z0-9_-]+", "-", "g")
     name = sa.func.concat("ft:", base_model, ":", tenant, ":", sa.func.left(sa.func.btrim(plain, "-"), 64), ":")
@@ -107,7 +107,7 @@ adapter_stage_moves = sa.Table(
     sa.Column("from_stage", sa.Text, primary_key=True),
     sa.Column("to_stage", sa.Text, primary_key=True),
 )  # fmt: skip
-"""``ft_assets.adapters.stages.TRANSITIONS``, for the trigger that refuses all other moves."""
+"""``engine.adapters.stages.TRANSITIONS``, for the trigger that refuses all other moves."""
 
 exports = sa.Table(
     "exports", metadata,
@@ -116,8 +116,8 @@ exports = sa.Table(
     sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), nullable=False),
     sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),  # that made the adapter
     sa.Column("key", sa.Text, nullable=False),  # of its inputs: adapter's manifest, base, format, precision
-    sa.Column("format", sa.Text, nullable=False),  # ft_assets.adapters.exports.Format
-    sa.Column("precision", sa.Text),  # ft_assets.adapters.exports.Precision
+    sa.Column("format", sa.Text, nullable=False),  # engine.adapters.exports.Format
+    sa.Column("precision", sa.Text),  # engine.adapters.exports.Precision
     sa.Column("expected_s", sa.Float),  # seconds that its workload holds a device; null: the worker makes it, without one
     sa.Column("status", sa.Text, nullable=False),  # queued | running | ready | failed
     sa.Column("error", JSONB),
@@ -147,7 +147,7 @@ class Export:
     """Seconds that its workload is expected to hold a device; None: the worker makes it, without one."""
     status: str
     error: Mapping[str, Any] | None
-    """``code``, ``message`` and ``param`` of an :class:`~ft_assets.errors.FtError`."""
+    """``code``, ``message`` and ``param`` of an :class:`~core.errors.FtError`."""
     progress: Mapping[str, Any] | None
     """``stage`` and ``seconds``."""
     claim: str | None

@@ -7,7 +7,7 @@ import sys
 from control_plane.api.app import create_app
 from control_plane.composition import open_platform
 from control_plane.platform.settings import load
-from ft_assets.telemetry import logs, spans
+from core.telemetry import logs, spans
 from resources import http_server
 
 SERVICE = "ft-api"

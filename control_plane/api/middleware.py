@@ -18,9 +18,9 @@ from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.http import error_responses
 from control_plane.platform.context import Platform
 from control_plane.tenants.sessions import COOKIE
-from ft_assets.errors import Forbidden
-from ft_assets.telemetry import correlation, spans
-from ft_assets.telemetry.spans import Span
+from core.errors import Forbidden
+from core.telemetry import correlation, spans
+from core.telemetry.spans import Span
 
 HEADER = b"x-request-id"
 PROBES = frozenset({"/livez", "/healthz", "/readyz", "/metrics"})

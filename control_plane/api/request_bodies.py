@@ -32,8 +32,8 @@ from control_plane.http.error_responses import Refused
 from control_plane.http.rate_limits import RateLimits, TenantLimiter
 from control_plane.http.turns import announced_bytes, during_turn, has_body
 from control_plane.tenants.sessions import COOKIE
-from ft_assets.errors import BodyTooLarge, BodyTooSlow, FtError, InvalidRequest
-from ft_assets.storable_text import MAX_DEPTH
+from core.errors import BodyTooLarge, BodyTooSlow, FtError, InvalidRequest
+from core.storable_text import MAX_DEPTH
 
 MIB = 1 << 20
 NEGLIGIBLE_BYTES = MIB

@@ -10,7 +10,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from control_plane.http.authentication import WholePlatform
 from control_plane.http.store_calls import Calls
 from control_plane.platform.context import Platform
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 from resources.database import migrate
 
 router = APIRouter(tags=["health"])

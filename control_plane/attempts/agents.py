@@ -28,7 +28,6 @@ from agent.messages import (
     WriteGrant,
     WriteRequest,
 )
-from agent.workload import Kind
 from control_plane.attempts import checkpoint_retention
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
@@ -45,13 +44,14 @@ from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.records import record as record_of
 from control_plane.platform.secrets import new_secret, sha256_of
 from control_plane.queue.tables import reservations
-from ft_assets import layout
-from ft_assets.errors import Conflict, Forbidden, IntegrityError, InvalidRequest, NotFound
-from ft_assets.storable_text import printable, storable
-from ft_assets.telemetry import correlation
-from ft_assets.training.checkpoints import MANIFEST, Manifest, is_sharded, merged, parse_manifest, part_manifest
-from ft_assets.training.failures import ExitEvidence, Outcome, StopReason
-from ft_assets.typed_json import from_json
+from core import layout
+from core.errors import Conflict, Forbidden, IntegrityError, InvalidRequest, NotFound
+from core.storable_text import printable, storable
+from core.telemetry import correlation
+from core.typed_json import from_json
+from core.workload import Kind
+from engine.training.checkpoints import MANIFEST, Manifest, is_sharded, merged, parse_manifest, part_manifest
+from engine.training.failures import ExitEvidence, Outcome, StopReason
 
 NOTICES: Mapping[str, Level] = {
     "checkpoint_upload_failed": "warn", "checkpoint_upload_recovered": "info", "checkpoint_upload_abandoned": "warn",

@@ -18,7 +18,7 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Order, Page, page
 from control_plane.platform.records import columns, many
-from ft_assets.errors import Forbidden, InvalidRequest, NotFound
+from core.errors import Forbidden, InvalidRequest, NotFound
 
 MAX_PROJECTS = 100
 _COLUMNS = checkpoint_permissions.c

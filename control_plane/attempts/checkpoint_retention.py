@@ -17,8 +17,8 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.queue.tables import reservations
-from ft_assets import layout
-from ft_assets.retries import FAILURES
+from core import layout
+from core.retries import FAILURES
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.workload import Kind, NodeShare
 from control_plane.platform.protocols import WorkloadStatus
-from ft_assets.training.failures import FailureClass
-from ft_assets.training.spec import TrainingSpec
+from core.workload import Kind, NodeShare
+from engine.training.failures import FailureClass
+from engine.training.spec import TrainingSpec
 
 STOP_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL; a checkpoint is promised within 25."""

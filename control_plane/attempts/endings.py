@@ -23,13 +23,14 @@ from control_plane.platform.epoch_time import span_words
 from control_plane.platform.job_events import RELEASED, Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
-from control_plane.queue import scheduler, snapshot
+from control_plane.queue import snapshot
 from control_plane.queue.evictions import OPERATORS, SICK_NODE
 from control_plane.queue.tables import reservations
-from ft_assets.base_models import CHANGED
-from ft_assets.errors import Fault, IntegrityError
-from ft_assets.training.failures import FailureClass, Outcome, PastAttempt, Retry, with_half_batch
-from ft_assets.training.spec import TrainingSpec
+from core.base_models import CHANGED
+from core.errors import Fault, IntegrityError
+from engine import scheduler
+from engine.training.failures import FailureClass, Outcome, PastAttempt, Retry, with_half_batch
+from engine.training.spec import TrainingSpec
 
 
 def reserved(held: Claim) -> sa.ColumnElement[bool]:

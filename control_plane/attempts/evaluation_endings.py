@@ -21,8 +21,8 @@ from control_plane.jobs.transitions import fail_in
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue.tables import reservations
-from ft_assets.errors import Conflict, Fault, FtError, InvalidRequest
-from ft_assets.training.failures import FailureClass, Outcome, Retry, StopReason
+from core.errors import Conflict, Fault, FtError, InvalidRequest
+from engine.training.failures import FailureClass, Outcome, Retry, StopReason
 
 FAILED = "evaluation_failed"
 MAX_FAILURES = 3

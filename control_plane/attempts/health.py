@@ -46,10 +46,10 @@ from control_plane.platform.job_events import FOR_OPERATORS, Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import RunLog, Tables, TrackedRun
 from control_plane.queue.tables import reservations
-from ft_assets.telemetry.redaction import without_credentials
-from ft_assets.training.cost_model import SPEEDS
-from ft_assets.training.loss_curve_svg import loss_curve_svg
-from ft_assets.training.spec import TrainingSpec
+from core.telemetry.redaction import without_credentials
+from engine.training.cost_model import SPEEDS
+from engine.training.loss_curve_svg import loss_curve_svg
+from engine.training.spec import TrainingSpec
 
 WATCHED_STEPS = 2000
 """Newest steps that verdicts consider."""

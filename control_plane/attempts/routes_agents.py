@@ -23,8 +23,8 @@ from control_plane.attempts import agents
 from control_plane.attempts.claims import Claim
 from control_plane.http.authentication import WholePlatform
 from control_plane.http.store_calls import COMPLETE_WAIT_S, Calls
-from ft_assets.errors import Conflict, InvalidRequest
-from ft_assets.telemetry import correlation
+from core.errors import Conflict, InvalidRequest
+from core.telemetry import correlation
 
 router = APIRouter(prefix="/internal/attempt", include_in_schema=False)
 

@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from agent.workload import Kind
 from control_plane.attempts import endings, evaluation_endings
 from control_plane.attempts.claims import Claim as Claim
 from control_plane.attempts.claims import Ending as Ending
@@ -32,10 +31,11 @@ from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.records import columns, many
 from control_plane.queue.reservations import local_placement
 from control_plane.queue.tables import reservations
-from ft_assets import layout
-from ft_assets.errors import FtError, NotAdmitted
-from ft_assets.training.failures import StopReason
-from ft_assets.training.spec import TrainingSpec
+from core import layout
+from core.errors import FtError, NotAdmitted
+from core.workload import Kind
+from engine.training.failures import StopReason
+from engine.training.spec import TrainingSpec
 
 UNREADABLE = "spec_unreadable"
 """Code of a spec whose format this platform does not know."""

@@ -9,7 +9,6 @@ from pathlib import PurePosixPath
 
 import sqlalchemy as sa
 
-from agent.workload import Input, InputFile, Kind, StoredCheckpoint, Workload
 from control_plane.attempts import agents, endings
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import STOP_GRACE_S, Claim, Ending
@@ -18,13 +17,14 @@ from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.jobs import warm_starts
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher, ObjectStore, WorkloadPhase, WorkloadStatus
-from ft_assets import layout
-from ft_assets.adapters import package
-from ft_assets.base_models import CHANGED
-from ft_assets.errors import IntegrityError, NotAdmitted
-from ft_assets.telemetry import correlation, logs
-from ft_assets.training.failures import Evidence, StopReason, classify
-from ft_assets.training.spec import TrainingSpec, WarmStart
+from core import layout
+from core.base_models import CHANGED
+from core.errors import IntegrityError, NotAdmitted
+from core.telemetry import correlation, logs
+from core.workload import Input, InputFile, Kind, StoredCheckpoint, Workload
+from engine.adapters import package
+from engine.training.failures import Evidence, StopReason, classify
+from engine.training.spec import TrainingSpec, WarmStart
 
 PACK, REFERENCE, WARM_START, BASE_MODEL = "pack_dir", "reference_dir", "warm_start_dir", "base_model_dir"
 
@@ -77,7 +77,7 @@ def describe(platform: Platform, held: Claim) -> Workload:
         tenant=held.tenant,
         job=held.job_id,
         attempt=held.attempt,
-        module="ft_assets.training.runtime",
+        module="engine.training.runtime",
         processes=(spec.world_size,) if held.num_nodes == 1 else tuple(len(share.devices) for share in held.placement),
         run={"spec": spec.to_dict(), "attempt": held.attempt},
         inputs=tuple(_inputs(platform, held)),

@@ -20,7 +20,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from agent.messages import Exit, Facts
-from agent.workload import Kind
 from control_plane.attempts import endings, evaluation_endings, health
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
@@ -32,10 +31,11 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher, WorkloadPhase, WorkloadStatus
 from control_plane.platform.records import many
 from control_plane.queue.tables import reservations
-from ft_assets import layout
-from ft_assets.errors import FtError
-from ft_assets.training.failures import Evidence, ExitEvidence, Outcome, StopReason, classify
-from ft_assets.typed_json import from_json
+from core import layout
+from core.errors import FtError
+from core.typed_json import from_json
+from core.workload import Kind
+from engine.training.failures import Evidence, ExitEvidence, Outcome, StopReason, classify
 
 QUIET_S = 4.0
 """Seconds after a heartbeat was due when the API is asked whether it answers, and a workload that cannot be found counts as gone."""

@@ -22,7 +22,7 @@ from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many, one_or_raise
 from control_plane.quotas.rules import Month, month_of
 from control_plane.tenants.service import find_tenant
-from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
+from core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 
 DEFAULT_THRESHOLDS = (50, 80, 100)
 """Percentages: half, while there is time to act, and all of it."""

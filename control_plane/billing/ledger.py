@@ -16,7 +16,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many, one_or_raise
 from control_plane.tenants.audit_log import without_names
-from ft_assets.errors import InvalidRequest, NotFound
+from core.errors import InvalidRequest, NotFound
 
 MAX_PAGE = 100
 ENTRY = columns(ledger_entries, Entry)

@@ -18,9 +18,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from control_plane.billing.rules import MICROS as MICROS
-from control_plane.capacity.pools import PRICINGS, Pricing
 from control_plane.tenants.rules import TIERS
-from ft_assets import yaml_files
+from core import yaml_files
+from engine.scheduler.pools import PRICINGS, Pricing
 
 BUILTIN = Path(__file__).with_name("prices.yaml")
 GIB = 1 << 30

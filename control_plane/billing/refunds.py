@@ -21,7 +21,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many, one, one_or_raise
 from control_plane.tenants.service import find_tenant
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
+from core.errors import Conflict, InvalidRequest, NotFound
 
 State = Literal["pending", "granted", "refused"]
 STATES: tuple[State, ...] = get_args(State)

@@ -10,7 +10,7 @@ from control_plane.http import parameters
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.http.schemas import Deleted, ListOf
 from control_plane.platform.pagination import Page
-from ft_assets.storable_text import check_storable
+from core.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/budgets", tags=["billing"])
 

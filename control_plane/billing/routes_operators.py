@@ -17,7 +17,7 @@ from control_plane.http.authentication import Operator, OperatorPlatform
 from control_plane.http.schemas import ListOf
 from control_plane.platform.pagination import Page
 from control_plane.tenants import service as tenants
-from ft_assets.storable_text import check_storable
+from core.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/admin", tags=["operators"])
 

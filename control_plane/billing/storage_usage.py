@@ -24,8 +24,8 @@ from control_plane.billing.tables import storage_samples
 from control_plane.datasets.tables import files
 from control_plane.platform.context import Platform
 from control_plane.tenants.tables import tenants
-from ft_assets import layout
-from ft_assets.errors import FtError
+from core import layout
+from core.errors import FtError
 
 BUDGET_S = 20.0
 """Tenants per pass; the next pass continues."""

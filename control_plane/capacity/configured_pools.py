@@ -25,7 +25,13 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
 from control_plane.billing import prices
 from control_plane.capacity import gpu_devices
-from control_plane.capacity.pools import (
+from control_plane.capacity.tables import node_drains
+from control_plane.platform.context import Platform
+from control_plane.platform.settings import Settings
+from core import yaml_files
+from core.base_models import REPOSITORY_ROOT
+from core.errors import InvalidRequest, Unavailable
+from engine.scheduler.pools import (
     CPU_PER_GPU,
     JOB_CLASSES,
     MEMORY_GIB_PER_GPU,
@@ -39,13 +45,7 @@ from control_plane.capacity.pools import (
     local_pool,
     taking,
 )
-from control_plane.capacity.tables import node_drains
-from control_plane.platform.context import Platform
-from control_plane.platform.settings import Settings
-from ft_assets import yaml_files
-from ft_assets.base_models import REPOSITORY_ROOT
-from ft_assets.errors import InvalidRequest, Unavailable
-from ft_assets.training.memory import COUNTS, GPUS
+from engine.training.memory import COUNTS, GPUS
 
 PLANNED = REPOSITORY_ROOT / "deploy" / "pools.yaml"
 """The pools of the planned installation."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping, Seque
 from itertools import count, islice, takewhile
 from pathlib import Path
 
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NONE = "-1"

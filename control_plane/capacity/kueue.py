@@ -21,13 +21,13 @@ from typing import Any
 import yaml
 
 from control_plane.capacity import configured_pools, nodes
-from control_plane.capacity.pools import RESERVED_FOR, Pool
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import TIERS
-from ft_assets.adapters.cluster import to_yaml
-from ft_assets.errors import Conflict, InvalidRequest
-from ft_assets.training.memory import GPUS
+from core.errors import Conflict, InvalidRequest
+from engine.adapters.cluster import to_yaml
+from engine.scheduler.pools import RESERVED_FOR, Pool
+from engine.training.memory import GPUS
 
 Manifest = dict[str, Any]
 Held = Mapping[str, int]

@@ -13,8 +13,8 @@ from control_plane.capacity.tables import PLATFORM, Maintenance, maintenance
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many, one, one_or_none
 from control_plane.tenants.service import find_tenant
-from ft_assets.errors import InvalidRequest, NotFound
-from ft_assets.storable_text import check_storable
+from core.errors import InvalidRequest, NotFound
+from core.storable_text import check_storable
 
 MAX_MESSAGE_CHARS = 1000
 """As long as the reason for draining a node may be."""

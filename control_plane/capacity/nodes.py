@@ -10,13 +10,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from control_plane.capacity.configured_pools import planned
-from control_plane.capacity.pools import Node, Pool
 from control_plane.capacity.tables import Drain, node_drains, node_health
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
 from control_plane.queue.tables import reservations
-from ft_assets.errors import InvalidRequest, NotFound
-from ft_assets.storable_text import check_storable
+from core.errors import InvalidRequest, NotFound
+from core.storable_text import check_storable
+from engine.scheduler.pools import Node, Pool
 
 MAX_REASON_CHARS = 1000
 """As long as the reason for suspending a tenant may be."""

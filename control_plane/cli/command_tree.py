@@ -12,7 +12,7 @@ import typer
 from control_plane.cli.commands import Root
 from control_plane.cli.exits import Exit, exit_code, show_error
 from control_plane.cli.session import given
-from ft_assets.errors import FtError
+from core.errors import FtError
 
 HELP = """Fine-tune language models: check a dataset, submit a job, watch it, and talk to the result.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 
 def unix_seconds(text: str | None, param: str) -> int | None:

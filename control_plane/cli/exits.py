@@ -7,7 +7,7 @@ import sys
 
 from control_plane.cli.output import print_json
 from control_plane.cli.remedies import in_commands
-from ft_assets.errors import FtError
+from core.errors import FtError
 
 
 class Exit(enum.IntEnum):

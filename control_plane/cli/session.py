@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ft_assets.errors import InvalidRequest, Unauthenticated
+from core.errors import InvalidRequest, Unauthenticated
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 

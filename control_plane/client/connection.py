@@ -19,7 +19,7 @@ from control_plane.client import wire
 from control_plane.client.pages import Pages
 from control_plane.client.record import Record, parse
 from control_plane.client.retries import retry_pause
-from ft_assets.errors import IntegrityError, RateLimited, Unavailable
+from core.errors import IntegrityError, RateLimited, Unavailable
 
 T = TypeVar("T")
 SAFE = frozenset({"GET", "HEAD", "PUT", "DELETE"})

@@ -41,7 +41,7 @@ from control_plane.client.wire import TIMEOUT
 class FtClient:
     """A client of the platform with one API key; closed by :meth:`close`, or used as a context.
 
-    ``base_url`` and ``api_key`` default to ``FT_API_URL`` and ``FT_API_KEY``. Raises errors of ``ft_assets.errors``, and
+    ``base_url`` and ``api_key`` default to ``FT_API_URL`` and ``FT_API_KEY``. Raises errors of ``core.errors``, and
     ``httpx.TransportError`` if the API cannot be reached.
     """
 

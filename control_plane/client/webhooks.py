@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from control_plane.client.record import Record, parse
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 SECRET_PREFIX = "whsec_"
 TOLERANCE_S = 300.0

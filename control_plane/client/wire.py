@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 
 from control_plane.client.record import parse
-from ft_assets.errors import (
+from core.errors import (
     Conflict,
     Forbidden,
     FtError,

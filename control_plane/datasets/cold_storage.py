@@ -12,8 +12,8 @@ from control_plane.datasets.tables import datasets, files
 from control_plane.jobs.tables import jobs, names_file, trained_on_dataset
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
-from ft_assets import layout
-from ft_assets.retries import FAILURES
+from core import layout
+from core.retries import FAILURES
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import Settings
 from control_plane.tenants.service import find_tenant
-from ft_assets.errors import InvalidRequest, QuotaExceeded
+from core.errors import InvalidRequest, QuotaExceeded
 
 if TYPE_CHECKING:
-    from ft_assets.datasets.readers.hub.hub_dataset import HubId
+    from engine.data.readers.hub.hub_dataset import HubId
 
 MAX_PENDING = 10
 """Unfetched imports per tenant: one downloads at a time, and a long backlog helps no tenant."""
@@ -63,7 +63,7 @@ def import_dataset(
 
 def _pinned(settings: Settings, hub_id: str, token: str) -> HubId:
     """Parse `hub_id`; an id without a commit is refused with the present commit, if the Hub can be asked now."""
-    from ft_assets.datasets.readers.hub.hub_dataset import parse_hub_id
+    from engine.data.readers.hub.hub_dataset import parse_hub_id
 
     if not ASKING.acquire(blocking=False):
         return parse_hub_id(hub_id)

@@ -13,8 +13,8 @@ from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.layout import file_key, shown_filename
+from core.layout import file_key, shown_filename
+from engine.data.blocks.pass_progress import Progress
 
 FETCHER = "control_plane.sandbox.task_fetch"
 WALL_S = 7 * 3600.0

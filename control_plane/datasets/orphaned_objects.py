@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.datasets.tables import loose_objects as loose
 from control_plane.platform.context import Platform
-from ft_assets.errors import FtError, Unavailable
+from core.errors import FtError, Unavailable
 
 WAITS = timedelta(days=2)
 """Time allowed after the announcement: 10 GiB at the slowest accepted rate take 46 hours."""

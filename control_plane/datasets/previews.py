@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 from control_plane.datasets import service as datasets
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
-from ft_assets import layout
-from ft_assets.datasets.preview import Preview, preview
-from ft_assets.datasets.schema import parse_canonical
-from ft_assets.datasets.stored_rows import load_rows
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.durable_files import mark_used, remove_unused
-from ft_assets.errors import Conflict, InvalidRequest, Unavailable
+from core import layout
+from core.durable_files import mark_used, remove_unused
+from core.errors import Conflict, InvalidRequest, Unavailable
+from engine.data.preview import Preview, preview
+from engine.data.schema import parse_canonical
+from engine.data.stored_rows import load_rows
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
 
 MAX_EXAMPLES = 100
 """Readable, and a few megabytes at most."""

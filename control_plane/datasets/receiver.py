@@ -9,7 +9,7 @@ from typing import BinaryIO, cast
 from control_plane.datasets.validation import NUM_HEAD_BYTES
 from control_plane.platform.protocols import ObjectStore
 from control_plane.tenants.rules import GIB, Tier
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 
 class Received:

@@ -17,7 +17,7 @@ from control_plane.http import forms, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
 from control_plane.platform.pagination import Page
-from ft_assets.storable_text import check_storable
+from core.storable_text import check_storable
 
 datasets_router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 

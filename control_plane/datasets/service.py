@@ -15,15 +15,15 @@ from control_plane.datasets.tables import Dataset, datasets, files
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many, one_or_raise
-from ft_assets.base_models import BaseModel
-from ft_assets.datasets import mixture
-from ft_assets.datasets.checks.tool_usage import tools_problem
-from ft_assets.datasets.policies import too_few_to_train
-from ft_assets.datasets.report.validation_report import in_order
-from ft_assets.datasets.tokens.templates import load_template
-from ft_assets.datasets.tokens.tool_probe import TemplateTools, template_tools
-from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
-from ft_assets.training import methods
+from core.base_models import BaseModel
+from core.errors import InvalidDataset, InvalidRequest, NotFound
+from engine.data import mixture
+from engine.data.checks.tool_usage import tools_problem
+from engine.data.policies import too_few_to_train
+from engine.data.report.validation_report import in_order
+from engine.data.tokens.templates import load_template
+from engine.data.tokens.tool_probe import TemplateTools, template_tools
+from engine.training import methods
 
 LISTED = sa.select(*columns(datasets, Dataset), datasets.c.report["stats"].label("stats"))
 

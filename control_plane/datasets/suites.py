@@ -30,14 +30,14 @@ from control_plane.platform.transfer import archive, download, upload
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
 from control_plane.tenants.service import find_tenant, refuse_while_deleted
-from ft_assets import layout
-from ft_assets.datasets.checks.contamination.benchmarks import field_of, field_text
-from ft_assets.datasets.checks.contamination.contaminated_rows import contamination
-from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index, shipped_place, shipped_suites
-from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.readers.row_stream import open_rows
-from ft_assets.durable_files import mark_used, remove_unused, sha256_of
-from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
+from core import layout
+from core.durable_files import mark_used, remove_unused, sha256_of
+from core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
+from engine.data.checks.contamination.benchmarks import field_of, field_text
+from engine.data.checks.contamination.contaminated_rows import contamination
+from engine.data.checks.contamination.shipped_suites import shipped_index, shipped_place, shipped_suites
+from engine.data.problems import Problem
+from engine.data.readers.row_stream import open_rows
 
 MAX_FILE_BYTES = 256 << 20
 """Size limit of one suite's file: MMLU's test split, the largest of the usual ones, has 7 MB."""

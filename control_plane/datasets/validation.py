@@ -23,14 +23,14 @@ from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import find_tenant
 from control_plane.tenants.service import get as get_tenant
-from ft_assets.base_models import BaseModel
-from ft_assets.datasets.blocks.causes import EXAMPLES
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.datasets.ingest import IngestResult, Policies
-from ft_assets.datasets.readers.containers import MAX_BYTES, MAX_RATIO, RATIO_FLOOR_BYTES
-from ft_assets.datasets.report.validation_report import counted_by, problems_of
-from ft_assets.errors import InvalidRequest
-from ft_assets.layout import dataset_prefix
+from core.base_models import BaseModel
+from core.errors import InvalidRequest
+from core.layout import dataset_prefix
+from engine.data.blocks.causes import EXAMPLES
+from engine.data.blocks.pass_progress import Progress
+from engine.data.ingest import IngestResult, Policies
+from engine.data.readers.containers import MAX_BYTES, MAX_RATIO, RATIO_FLOOR_BYTES
+from engine.data.report.validation_report import counted_by, problems_of
 
 ROWS, REPORT, DATASET = "rows.parquet", "report.json", "dataset.json"
 NUM_SUMMARISED = 3

@@ -23,9 +23,9 @@ from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.sandbox.sandbox_parent import CRASHED
 from control_plane.tenants.service import find_tenant
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.errors import Fault, FtError, IntegrityError, Unavailable
-from ft_assets.storable_text import printable
+from core.errors import Fault, FtError, IntegrityError, Unavailable
+from core.storable_text import printable
+from engine.data.blocks.pass_progress import Progress
 
 HUB_AWAY = "hub_unavailable"
 PLATFORM_FAILURES = (CRASHED, "server_error", HUB_AWAY, IntegrityError.default_code)

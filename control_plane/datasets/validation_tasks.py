@@ -14,7 +14,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.records import many
 from control_plane.platform.secrets import seal
 from control_plane.platform.task_queue import defer, has_none
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 
 VALIDATE, FETCH = "validate", "fetch"
 SHORT, LONG, FETCHES = "validation", "long-validation", "fetch"

@@ -21,13 +21,13 @@ from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, one_or_none
-from ft_assets.adapters.package import MANIFEST
-from ft_assets.adapters.record import AdapterRecord, make_name
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import InvalidRequest
-from ft_assets.evals.run import run_file
-from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.storable_text import check_storable
+from core.errors import InvalidRequest
+from core.storable_text import check_storable
+from engine.adapters.package import MANIFEST
+from engine.adapters.record import AdapterRecord, make_name
+from engine.adapters.stages import Stage
+from engine.evals.run import run_file
+from engine.evals.run.run_file import EvalRun
 
 KINDS_OF_ALL = ("golden", "safety", "capability")
 """Built-in suites: answers to them are not tenant data."""

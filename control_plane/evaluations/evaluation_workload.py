@@ -11,7 +11,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from agent.workload import Input, InputFile, Kind, Output, Workload
 from control_plane.attempts import service as attempts
 from control_plane.attempts import start
 from control_plane.attempts.claims import Claim
@@ -22,12 +21,13 @@ from control_plane.jobs.job_documents import EvaluationProgress
 from control_plane.jobs.tables import Job, jobs
 from control_plane.platform.context import Platform
 from control_plane.queue.tables import reservations
-from ft_assets import layout
-from ft_assets.base_models import file_sha256
-from ft_assets.errors import IntegrityError, NotAdmitted
-from ft_assets.evals.run import run_file
-from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.evals.suites import task_files
+from core import layout
+from core.base_models import file_sha256
+from core.errors import IntegrityError, NotAdmitted
+from core.workload import Input, InputFile, Kind, Output, Workload
+from engine.evals.run import run_file
+from engine.evals.run.run_file import EvalRun
+from engine.evals.suites import task_files
 
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL: every answer is already in the journal."""
@@ -70,7 +70,7 @@ def describe(platform: Platform, held: Claim, asked: Question) -> Workload:
         tenant=held.tenant,
         job=held.job_id,
         attempt=held.attempt,
-        module="ft_assets.evals.run.runner",
+        module="engine.evals.run.runner",
         run=run,
         inputs=tuple(_inputs(platform, held, asked)),
         outputs=(result,),

@@ -8,9 +8,9 @@ from control_plane.evaluations import reports
 from control_plane.jobs.submission import JobRequest, adapter_of
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
-from ft_assets.errors import NotFound
-from ft_assets.evals.gate.advice import Advice, LastRun
-from ft_assets.training.failures import Outcome
+from core.errors import NotFound
+from engine.evals.gate.advice import Advice, LastRun
+from engine.training.failures import Outcome
 
 LOWER = 1 / 3
 """Factor on the learning rate after a training that diverged, as the failure's remedy says."""

@@ -15,13 +15,13 @@ from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.serving import node_files
-from ft_assets.adapters import promotion_rules
-from ft_assets.adapters.package import Refusal
-from ft_assets.adapters.promotion_rules import Releasability
-from ft_assets.adapters.record import LORA, AdapterRecord
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
-from ft_assets.storable_text import printable
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.storable_text import printable
+from engine.adapters import promotion_rules
+from engine.adapters.package import Refusal
+from engine.adapters.promotion_rules import Releasability
+from engine.adapters.record import LORA, AdapterRecord
+from engine.adapters.stages import Stage
 
 
 def release(platform: Platform, tenant: str, reference: str, *, by: str, reason: str, by_operator: bool = False) -> Adapter:

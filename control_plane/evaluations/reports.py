@@ -17,14 +17,14 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.pagination import Page
 from control_plane.platform.protocols import Tables
-from ft_assets import layout
-from ft_assets.errors import InvalidRequest, NotFound
-from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gate.advice import Advice, combined
-from ft_assets.evals.gate.verdict import Finding, Verdict
-from ft_assets.evals.run import run_file
-from ft_assets.evals.scoring import report
-from ft_assets.evals.scoring.report import EvalReport
+from core import layout
+from core.errors import InvalidRequest, NotFound
+from engine.evals.config import EvalConfig
+from engine.evals.gate.advice import Advice, combined
+from engine.evals.gate.verdict import Finding, Verdict
+from engine.evals.run import run_file
+from engine.evals.scoring import report
+from engine.evals.scoring.report import EvalReport
 
 MAX_PAGE = 200
 SCORES, GATE_RULES = "evaluation/scores.json", "evaluation/gate.json"

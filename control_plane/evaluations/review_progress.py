@@ -18,7 +18,7 @@ from control_plane.jobs.tables import Job, jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import evaluation_event
 from control_plane.platform.job_states import JobState
-from ft_assets.errors import Conflict, FtError
+from core.errors import Conflict, FtError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

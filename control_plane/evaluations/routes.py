@@ -26,7 +26,7 @@ from control_plane.jobs.results import metric_lines
 from control_plane.jobs.service import measured_by
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page
-from ft_assets.evals.suites import task_files
+from engine.evals.suites import task_files
 
 router = APIRouter(tags=["fine_tuning"])
 adapters_router = APIRouter(prefix="/v1/adapters", tags=["adapters"])

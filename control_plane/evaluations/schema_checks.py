@@ -12,10 +12,10 @@ from typing import Any
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import GIB, Limits, run_sandboxed
-from ft_assets.errors import FtError, Unavailable
-from ft_assets.evals.scoring.scores import SCHEMA_VALID
-from ft_assets.evals.suites.answer_reader import AnswerReader
-from ft_assets.evals.suites.suite_items import HOLDOUT, Item
+from core.errors import FtError, Unavailable
+from engine.evals.scoring.scores import SCHEMA_VALID
+from engine.evals.suites.answer_reader import AnswerReader
+from engine.evals.suites.suite_items import HOLDOUT, Item
 
 CHECKER = "control_plane.sandbox.task_schemas"
 LIMITS = Limits(wall_s=60.0, memory_bytes=GIB)

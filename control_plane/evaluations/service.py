@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from agent.workload import Kind
 from control_plane.adapters import service as adapters
 from control_plane.attempts.tables import attempts
 from control_plane.billing import ledger, refunds
@@ -37,12 +36,13 @@ from control_plane.queue.launches import PRIORITY, order_due, order_key
 from control_plane.queue.tables import reservations
 from control_plane.serving.accepted_bases import SUCCEEDED as SUCCEEDED
 from control_plane.tenants.service import find_tenant
-from ft_assets.adapters.record import LORA, AdapterRecord
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.evals import config as eval_config
-from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.suites import task_files
+from core.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
+from core.workload import Kind
+from engine.adapters.record import LORA, AdapterRecord
+from engine.adapters.stages import Stage
+from engine.evals import config as eval_config
+from engine.evals.config import EvalConfig
+from engine.evals.suites import task_files
 
 GATE, MONITOR, MANUAL = "gate", "monitor", "manual"
 QUEUED, RUNNING, FAILED = "queued", "running", "failed"

@@ -63,9 +63,9 @@ class Evaluation:
     reasons: tuple[str, ...] | None
     report_key: str | None
     error: Mapping[str, Any] | None
-    """``code``, ``message`` and ``param`` of an :class:`~ft_assets.errors.FtError`."""
+    """``code``, ``message`` and ``param`` of an :class:`~core.errors.FtError`."""
     eval_config: Mapping[str, Any] | None
-    """As requested; see :func:`ft_assets.evals.config.parse`."""
+    """As requested; see :func:`engine.evals.config.parse`."""
     runs: int
     replaced_runs: int
     created_at: datetime

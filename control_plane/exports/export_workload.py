@@ -7,7 +7,6 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from agent.workload import Input, Kind, Output, Workload
 from control_plane.adapters import adapter_signatures, exports
 from control_plane.adapters.tables import Export
 from control_plane.attempts import evaluation_endings, start
@@ -19,13 +18,14 @@ from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher
 from control_plane.queue.tables import reservations
-from ft_assets import layout
-from ft_assets.errors import FtError, NotAdmitted, Unavailable
+from core import layout
+from core.errors import FtError, NotAdmitted, Unavailable
+from core.workload import Input, Kind, Output, Workload
 
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL: nothing is kept of an unfinished export."""
 ARCHIVE = "export.tar"
-"""As the process names it (:mod:`ft_assets.adapters.exports.export_runner`), which this process does not import."""
+"""As the process names it (:mod:`engine.adapters.exports.export_runner`), which this process does not import."""
 PLACES = ("base_dir", "adapter_dir")
 """Fields of the order that are directories of the node."""
 
@@ -85,7 +85,7 @@ def describe(platform: Platform, held: Claim, order: Export) -> Workload:
         tenant=held.tenant,
         job=held.job_id,
         attempt=held.attempt,
-        module="ft_assets.adapters.exports.export_runner",
+        module="engine.adapters.exports.export_runner",
         run={"order": run},
         inputs=inputs,
         outputs=(Output(path=f"exports/{order.id}/{ARCHIVE}", key=key),),

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from control_plane.graders import rules as graders
 from control_plane.graders.schemas import GraderErrors, GraderRun, GraderRunMetadata, RunGrader, ValidatedGrader, ValidateGrader
 from control_plane.http.authentication import Reader
-from ft_assets.storable_text import check_storable
+from core.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["fine_tuning"])
 

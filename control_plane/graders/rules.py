@@ -18,7 +18,7 @@ from typing import Any
 
 from control_plane.graders import formulas
 from control_plane.graders.text_similarity import METRICS, NEEDS_MORE
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 PATH = re.compile(r"\s*(item|sample)((?:\.[^.\s\[\]{}]+|\[[0-9]{1,6}\])*)\s*")
 STEP = re.compile(r"\.([^.\s\[\]{}]+)|\[([0-9]+)\]")

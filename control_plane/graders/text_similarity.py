@@ -1,6 +1,6 @@
 """Text similarity: the metrics of OpenAI's ``text_similarity`` grader that need neither a model nor a dictionary.
 
-Each returns a number from 0 to 1. Words are those of :mod:`ft_assets.evals.suites.answer_metrics`: letters of every alphabet, with each
+Each returns a number from 0 to 1. Words are those of :mod:`engine.evals.suites.answer_metrics`: letters of every alphabet, with each
 Chinese or Japanese character as a word. Tests compare each metric with the library that defines it.
 """
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ft_assets.evals.suites.answer_metrics import bleu, common_subsequence, rouge_l, words
+from engine.evals.suites.answer_metrics import bleu, common_subsequence, rouge_l, words
 
 GLEU_ORDER = 4
 

@@ -22,8 +22,8 @@ from control_plane.tenants import operators, sessions
 from control_plane.tenants import rules as kinds
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Principal, Scope
-from ft_assets.errors import Forbidden, InvalidRequest, Unauthenticated
-from ft_assets.telemetry import correlation
+from core.errors import Forbidden, InvalidRequest, Unauthenticated
+from core.telemetry import correlation
 
 MAX_USER_AGENT = 200
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

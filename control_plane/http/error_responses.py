@@ -14,9 +14,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 from control_plane.http.schemas import ApiModel
-from ft_assets.errors import Fault, FtError, InvalidRequest, RateLimited, Unavailable
-from ft_assets.storable_text import printable
-from ft_assets.telemetry import correlation
+from core.errors import Fault, FtError, InvalidRequest, RateLimited, Unavailable
+from core.storable_text import printable
+from core.telemetry import correlation
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "invalid_request_error", 429: "insufficient_quota"}
 CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}

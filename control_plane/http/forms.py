@@ -28,9 +28,9 @@ from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 from control_plane.http.rate_limits import TenantLimiter
-from ft_assets.datasets.policies import READING
-from ft_assets.errors import InvalidRequest, did_you_mean
-from ft_assets.storable_text import check_storable
+from core.errors import InvalidRequest, did_you_mean
+from core.storable_text import check_storable
+from engine.data.policies import READING
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
 """OpenAI's limits."""

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.http.tables import rate_limits
 from control_plane.platform.context import Platform
-from ft_assets.errors import FtError, RateLimited, Unauthenticated, Unavailable
+from core.errors import FtError, RateLimited, Unauthenticated, Unavailable
 
 UNKNOWN_KEYS_PER_MINUTE = 600
 """Per address. A secret of 256 bits cannot be guessed; this bounds what guessing costs: ten look-ups per second, 1 % of a core."""

@@ -11,7 +11,7 @@ from fastapi import Depends, Request
 
 from control_plane.http.rate_limits import TenantLimiter
 from control_plane.http.turns import caller_of, give_up_turn
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 
 STORE_CALLS, STORE_CALLS_OF_ONE = 8, 4
 """Calls that may wait for the object store at once, and those of one tenant's attempts."""

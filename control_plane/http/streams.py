@@ -17,7 +17,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from control_plane.http.rate_limits import OpenCounts, TenantLimiter
-from ft_assets.errors import FtError, QuotaExceeded
+from core.errors import FtError, QuotaExceeded
 
 POLL_S = 0.5
 KEEP_ALIVE_S = 15.0

@@ -26,7 +26,7 @@ from control_plane.http import error_responses
 from control_plane.http.authentication import secret_of
 from control_plane.http.error_responses import Refused
 from control_plane.http.rate_limits import RateLimits, TenantLimiter
-from ft_assets.errors import FtError
+from core.errors import FtError
 
 TURNS, TURNS_OF_ONE = 40, 2
 """As many as there are threads; and of one caller two: one computes while the other waits for the database. Python runs one thread at a

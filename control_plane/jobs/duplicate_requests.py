@@ -31,12 +31,12 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.records import columns, many
 from control_plane.tenants.tables import idempotency_keys
-from ft_assets.adapters.stages import Stage
-from ft_assets.base_models import BaseModel
-from ft_assets.errors import Conflict, InvalidRequest
-from ft_assets.evals import config as eval_config
-from ft_assets.telemetry import provenance
-from ft_assets.training.spec import TrainingSpec
+from core.base_models import BaseModel
+from core.errors import Conflict, InvalidRequest
+from core.telemetry import provenance
+from engine.adapters.stages import Stage
+from engine.evals import config as eval_config
+from engine.training.spec import TrainingSpec
 
 DIRTY = "-dirty"
 USABLE = (Stage.DRAFT.value, Stage.STAGING.value, Stage.PRODUCTION.value)

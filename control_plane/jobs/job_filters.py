@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from control_plane.jobs.submission import ALIASES
 from control_plane.jobs.tables import jobs, trained_on_dataset
 from control_plane.platform.job_states import OPENAI_STATUS, JobState
-from ft_assets.errors import InvalidRequest
-from ft_assets.training.methods import registered
+from core.errors import InvalidRequest
+from engine.training.methods import registered
 
 LATEST = 253_402_300_799
 """Last second of the year 9999."""

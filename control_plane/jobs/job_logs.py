@@ -14,8 +14,8 @@ from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.errors import InvalidRequest, NotFound
-from ft_assets.layout import attempt_prefix
+from core.errors import InvalidRequest, NotFound
+from core.layout import attempt_prefix
 
 LATE = timedelta(minutes=10)
 """How long after a job's end its log may still arrive."""

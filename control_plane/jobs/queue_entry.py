@@ -13,7 +13,6 @@ from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Adapter
 from control_plane.capacity import configured_pools
-from control_plane.capacity.pools import job_class
 from control_plane.jobs import duplicate_requests
 from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.tables import Job
@@ -23,11 +22,12 @@ from control_plane.platform.job_states import JobState
 from control_plane.quotas import service as quotas
 from control_plane.serving.rollout import FAILED
 from control_plane.tenants.service import find_tenant
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, QuotaExceeded
-from ft_assets.evals import config as eval_config
-from ft_assets.training.cost_model import Cost
-from ft_assets.training.spec import TrainingSpec
+from core.errors import Conflict, QuotaExceeded
+from engine.adapters.stages import Stage
+from engine.evals import config as eval_config
+from engine.scheduler.pools import job_class
+from engine.training.cost_model import Cost
+from engine.training.spec import TrainingSpec
 
 
 def mark_packed(

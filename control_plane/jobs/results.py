@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import HAS_VALIDATION, Job, job_events
 from control_plane.platform.context import Platform
-from ft_assets.layout import file_key
+from core.layout import file_key
 
 PURPOSE = "fine-tune-results"
 FILENAME = "step_metrics.csv"

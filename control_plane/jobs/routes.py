@@ -25,7 +25,7 @@ from control_plane.jobs.sweeps import schemas as experiments
 from control_plane.platform.context import Platform
 from control_plane.platform.transfer import in_pieces
 from control_plane.quotas import service as quotas
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 METADATA = re.compile(r"metadata\[(.+)\]")
 

@@ -39,12 +39,12 @@ from control_plane.tenants.service import find_tenant, refuse_suspended, refuse_
 from control_plane.tenants.service import get as get_tenant
 from control_plane.tenants.tables import tenants
 from control_plane.tracking.tables import integrations, wandb_runs
-from ft_assets.base_models import BaseModel
-from ft_assets.datasets import mixture
-from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.evals import config as eval_config
-from ft_assets.evals.suites import task_files
-from ft_assets.telemetry import spans
+from core.base_models import BaseModel
+from core.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
+from core.telemetry import spans
+from engine.data import mixture
+from engine.evals import config as eval_config
+from engine.evals.suites import task_files
 
 
 class Submitted(NamedTuple):

@@ -2,7 +2,7 @@
 
 ``method`` is OpenAI's object (``{"type": "dpo", "dpo": {"hyperparameters": {...}}}``) or one word (``"dpo"``, or ``"qlora"`` for SFT with
 that adapter); the kind of adapter may also be given at the top level or among the hyperparameters. Unsupported values are refused with the
-name of the field. ``spot`` is a preference: :mod:`control_plane.capacity.pools` decides which jobs move to spot pools, and it never refuses
+name of the field. ``spot`` is a preference: :mod:`engine.scheduler.pools` decides which jobs move to spot pools, and it never refuses
 a job. ``integrations`` may name a project of Weights & Biases, as in OpenAI's API.
 """
 
@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from control_plane.http.metadata import check_metadata
-from ft_assets.datasets import mixture
-from ft_assets.datasets.mixture import MixedFile
-from ft_assets.errors import InvalidRequest, did_you_mean
-from ft_assets.evals import config as eval_config
-from ft_assets.storable_text import check_storable
-from ft_assets.training.methods import registered
-from ft_assets.training.recipes import ADAPTERS, AdapterKind
-from ft_assets.training.requested_hyperparameters import LIMITS, checked, checked_hardware
-from ft_assets.training.spec import canonical_json
+from core.errors import InvalidRequest, did_you_mean
+from core.storable_text import check_storable
+from engine.data import mixture
+from engine.data.mixture import MixedFile
+from engine.evals import config as eval_config
+from engine.training.methods import registered
+from engine.training.recipes import ADAPTERS, AdapterKind
+from engine.training.requested_hyperparameters import LIMITS, checked, checked_hardware
+from engine.training.spec import canonical_json
 
 ALIASES: Mapping[str, str] = {"supervised": "sft"} | dict.fromkeys(ADAPTERS, "sft")
 """Method names beyond the registered ones: OpenAI's word, and kinds of adapter."""
@@ -69,7 +69,7 @@ class JobRequest:
     tier: str | None = None
     """None: the tenant's own tier."""
     spot: bool = False
-    """It may run on cheaper GPUs that can be reclaimed, where that pays (``control_plane.capacity.pools.may_use_spot``)."""
+    """It may run on cheaper GPUs that can be reclaimed, where that pays (``engine.scheduler.pools.may_use_spot``)."""
     recipe: str | None = None
     hardware: Mapping[str, Any] | None = None
     auto_promote: bool = True

@@ -15,15 +15,15 @@ from control_plane.datasets.tables import datasets, files
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
-from ft_assets.base_models import BaseModel
-from ft_assets.datasets import mixture
-from ft_assets.datasets.checks.quality import train_validation_overlap
-from ft_assets.datasets.checks.quality_warnings import quality_warnings
-from ft_assets.datasets.packs.manifest import PackManifest
-from ft_assets.datasets.packs.source import has_own_split
-from ft_assets.datasets.split import automatic_fraction, held_out
-from ft_assets.datasets.tokens.reasoning_probe import Openings, Switch
-from ft_assets.training.spec import TrainingSpec
+from core.base_models import BaseModel
+from engine.data import mixture
+from engine.data.checks.quality import train_validation_overlap
+from engine.data.checks.quality_warnings import quality_warnings
+from engine.data.packs.manifest import PackManifest
+from engine.data.packs.source import has_own_split
+from engine.data.split import automatic_fraction, held_out
+from engine.data.tokens.reasoning_probe import Openings, Switch
+from engine.training.spec import TrainingSpec
 
 JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))
 """Warnings about a dataset that depend on the job that trains on it."""

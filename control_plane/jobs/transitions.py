@@ -20,7 +20,7 @@ from control_plane.platform.job_events import Event, Level, entered
 from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition, openai_status
 from control_plane.platform.records import columns, many, one_or_none
 from control_plane.quotas.service import hold_evaluation, release_all
-from ft_assets.errors import FtError, NotFound
+from core.errors import FtError, NotFound
 
 ALL = columns(jobs, Job)
 

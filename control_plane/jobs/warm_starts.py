@@ -22,12 +22,12 @@ from control_plane.jobs.job_documents import WarmStartSource
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
-from ft_assets.adapters import package, whole_model
-from ft_assets.adapters.record import FULL
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
-from ft_assets.training.spec import LoraSettings, WarmStart
-from ft_assets.typed_json import from_json
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.typed_json import from_json
+from engine.adapters import package, whole_model
+from engine.adapters.record import FULL
+from engine.adapters.stages import Stage
+from engine.training.spec import LoraSettings, WarmStart
 
 REFERENCES = ("ft:", "adp-", "ftjob-", "ftckpt_")
 """Prefixes of references; base model ids never start with them."""

@@ -20,11 +20,11 @@ from control_plane.models import catalogue, embedding_rows
 from control_plane.models.embedding_rows import Rows
 from control_plane.models.model_fetch import INDEX, WANTED
 from control_plane.platform.settings import Settings
-from ft_assets.base_models import BaseModel, model_config, weight_files
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.durable_files import in_threads, sync_to_disk
-from ft_assets.errors import Conflict, InvalidRequest, Unavailable
-from ft_assets.training.disk_space import free_bytes, is_disk_full
+from core.base_models import BaseModel, model_config, weight_files
+from core.durable_files import in_threads, sync_to_disk
+from core.errors import Conflict, InvalidRequest, Unavailable
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.training.disk_space import free_bytes, is_disk_full
 
 RECORD = "extended_from.json"
 """Written into the new directory: the base's id and digest, and the tokens that were added."""

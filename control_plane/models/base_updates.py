@@ -34,11 +34,11 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.records import columns, many, one_or_none
 from control_plane.serving import accepted_bases
-from ft_assets.adapters import tensors
-from ft_assets.adapters.record import LORA, AdapterRecord
-from ft_assets.adapters.stages import Stage
-from ft_assets.base_models import VERSION_FIELDS, BaseModel, Catalogue, model_config
-from ft_assets.errors import Conflict, InvalidRequest, Unavailable
+from core.base_models import VERSION_FIELDS, BaseModel, Catalogue, model_config
+from core.errors import Conflict, InvalidRequest, Unavailable
+from engine.adapters import tensors
+from engine.adapters.record import LORA, AdapterRecord
+from engine.adapters.stages import Stage
 
 KEPT_FOR = timedelta(hours=1)
 """Counted from the switch; a submission takes seconds between reading the catalogue and writing its row."""

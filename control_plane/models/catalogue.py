@@ -22,9 +22,9 @@ from control_plane.models.operator_catalogue import Entry, catalogue_file, edite
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.settings import Settings
-from ft_assets import base_models
-from ft_assets.base_models import BaseModel, Catalogue
-from ft_assets.errors import Conflict, InvalidRequest
+from core import base_models
+from core.base_models import BaseModel, Catalogue
+from core.errors import Conflict, InvalidRequest
 
 ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 MAX_ID = 96

@@ -18,10 +18,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.adapters import tensors
-from ft_assets.adapters.tensors import FLOATS, ITEM_BYTES, TensorInfo
-from ft_assets.base_models import model_config, text_config, ties_embeddings, weight_files
-from ft_assets.errors import InvalidRequest
+from core.base_models import model_config, text_config, ties_embeddings, weight_files
+from core.errors import InvalidRequest
+from engine.adapters import tensors
+from engine.adapters.tensors import FLOATS, ITEM_BYTES, TensorInfo
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 """Ends of the names of the two tensors with a row per token id, in every family that is supported."""

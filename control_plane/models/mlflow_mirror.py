@@ -17,9 +17,9 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import RegisteredModels, RegisteredVersion
 from control_plane.platform.records import columns, many
 from control_plane.tenant_data.tables import deletion_requests
-from ft_assets.adapters.record import AdapterName, AdapterRecord, parse_name
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
+from engine.adapters.record import AdapterName, AdapterRecord, parse_name
+from engine.adapters.stages import Stage
 
 NAME = "mlflow"
 AGAIN_AFTER = timedelta(hours=24)

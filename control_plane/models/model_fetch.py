@@ -19,10 +19,10 @@ from urllib.parse import quote
 import httpx
 from filelock import FileLock
 
-from ft_assets.base_models import PICKLE_SUFFIXES
-from ft_assets.datasets.readers.hub import hub_session
-from ft_assets.datasets.readers.hub.hub_client import HubAnswer, HubRequest, ListedFile, ask
-from ft_assets.errors import FtError, InvalidRequest, NotFound, Unavailable
+from core.base_models import PICKLE_SUFFIXES
+from core.errors import FtError, InvalidRequest, NotFound, Unavailable
+from engine.data.readers.hub import hub_session
+from engine.data.readers.hub.hub_client import HubAnswer, HubRequest, ListedFile, ask
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)

@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 from filelock import FileLock
 
-from ft_assets.base_models import read_entries
+from core.base_models import read_entries
 
 NAME = "catalogue.yaml"
 Entry = Mapping[str, Any]
-"""A model, or one version of its bytes, as the file has it: ``FIELDS`` and ``VERSION_FIELDS`` of :mod:`ft_assets.base_models`."""
+"""A model, or one version of its bytes, as the file has it: ``FIELDS`` and ``VERSION_FIELDS`` of :mod:`core.base_models`."""
 HEAD = "# Base models of this platform's operator; written by `ft admin models`. Each digest is what jobs and adapters were promised.\n"
 
 

@@ -18,10 +18,10 @@ from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
 from control_plane.platform.transfer import archive
 from control_plane.serving import model_routes
-from ft_assets.adapters.record import FULL, LORA, AdapterRecord
-from ft_assets.base_models import TOKENIZER_FILES
-from ft_assets.durable_files import remove_unused
-from ft_assets.errors import FtError, InvalidRequest, NotFound, Unavailable
+from core.base_models import TOKENIZER_FILES
+from core.durable_files import remove_unused
+from core.errors import FtError, InvalidRequest, NotFound, Unavailable
+from engine.adapters.record import FULL, LORA, AdapterRecord
 
 BASE, ROUTE = "base_model", "model_route"
 TYPES = (BASE, LORA, FULL, ROUTE)

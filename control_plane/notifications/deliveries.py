@@ -14,7 +14,7 @@ from control_plane.notifications.tables import Delivery, deliveries, outbox
 from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from ft_assets.errors import InvalidRequest, NotFound
+from core.errors import InvalidRequest, NotFound
 
 STATES = ("pending", "delivered", "dead")
 MAX_PAGE = 100

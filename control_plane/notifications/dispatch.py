@@ -33,10 +33,10 @@ from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WebhookAnswer
 from control_plane.tenants.tables import members
-from ft_assets.errors import Conflict, Unavailable
-from ft_assets.storable_text import printable
-from ft_assets.telemetry import correlation, spans
-from ft_assets.telemetry.spans import Span
+from core.errors import Conflict, Unavailable
+from core.storable_text import printable
+from core.telemetry import correlation, spans
+from core.telemetry.spans import Span
 
 TURN_S = 1.0
 """After this long, a target's further deliveries wait for those of other targets."""

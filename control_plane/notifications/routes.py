@@ -15,7 +15,7 @@ from control_plane.http.turns import run_waiting
 from control_plane.notifications import deliveries, schemas, signatures, webhook_endpoints
 from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.notifications.tables import Delivery, Endpoint
-from ft_assets.storable_text import check_storable
+from core.storable_text import check_storable
 
 router = APIRouter(prefix="/v1", tags=["webhooks"])
 

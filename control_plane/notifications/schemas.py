@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, StringConstraints
 
 from control_plane.http.schemas import ApiModel, EpochSeconds
-from control_plane.platform.webhook_targets import MAX_URL_CHARS
+from core.public_addresses import MAX_URL_CHARS
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 Url = Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_CHARS)]

@@ -23,7 +23,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.protocols import WebhookSender
 from control_plane.tenants.rules import check_name
-from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound, QuotaExceeded, RateLimited, Unavailable
+from core.errors import Conflict, IntegrityError, InvalidRequest, NotFound, QuotaExceeded, RateLimited, Unavailable
 
 MAX_ENDPOINTS = 10
 MAX_PAGE = 100

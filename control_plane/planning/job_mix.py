@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter
 
-from control_plane.capacity.pools import JobClass
 from control_plane.tenants.rules import TIERS
-from ft_assets import yaml_files
-from ft_assets.errors import InvalidRequest
-from ft_assets.training.memory import COUNTS
+from core import yaml_files
+from core.errors import InvalidRequest
+from engine.scheduler.pools import JobClass
+from engine.training.memory import COUNTS
 
 PLANNED = Path(__file__).with_name("planned_mix.yaml")
 EXACTLY = ConfigDict(extra="forbid")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from control_plane.capacity.pools import JobClass, Pool, job_class
 from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.estimates.expected_time import BYTES_PER_ROW, BYTES_PER_TOKEN, THIS
 from control_plane.jobs.submission import JobRequest
 from control_plane.planning.job_mix import JobKind, JobMix
 from control_plane.planning.sized_kind import SizedKind
 from control_plane.tenants.rules import TIERS
-from ft_assets.base_models import BaseModel
-from ft_assets.errors import InvalidRequest
-from ft_assets.training import model_shapes, recipes
-from ft_assets.training.model_shapes import ModelShape
-from ft_assets.training.spec import CheckpointPolicy
+from core.base_models import BaseModel
+from core.errors import InvalidRequest
+from engine.scheduler.pools import JobClass, Pool, job_class
+from engine.training import model_shapes, recipes
+from engine.training.model_shapes import ModelShape
+from engine.training.spec import CheckpointPolicy
 
 GIB = 1 << 30
 DATASET_GIB = 0.1

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from control_plane.billing.prices import MICROS, PriceList
-from control_plane.capacity.pools import RESERVED_FOR, Pool, in_order, largest_gang, may_use_spot, nodes
 from control_plane.planning.job_mix import DAY_S, JobMix
 from control_plane.planning.sized_kind import SizedKind
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
+from engine.scheduler.pools import RESERVED_FOR, Pool, in_order, largest_gang, may_use_spot, nodes
 
 SPREAD = 0.5
 """Sigma of the lognormal length around the mean: half of the jobs of a kind are within 0.7 and 1.4 times their median."""

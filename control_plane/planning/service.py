@@ -12,14 +12,14 @@ from control_plane.billing import prices as price_lists
 from control_plane.billing.prices import MICROS, PriceList
 from control_plane.capacity import configured_pools
 from control_plane.capacity.configured_pools import MAX_NODES
-from control_plane.capacity.pools import LOCAL, Pool
 from control_plane.planning import kind_sizes, rules, waits
 from control_plane.planning.job_mix import DAY_S, JobMix
 from control_plane.planning.rules import MONTH_DAYS, YEAR_DAYS, Demand, Money, Part
 from control_plane.planning.sized_kind import SizedKind
 from control_plane.planning.waits import Limits, Simulated
 from control_plane.platform.settings import Settings
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
+from engine.scheduler.pools import LOCAL, Pool
 
 MAX_DAYS = 60.0
 MAX_GPUS = MAX_NODES * 8

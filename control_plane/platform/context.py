@@ -27,7 +27,7 @@ from control_plane.platform.protocols import (
 from control_plane.platform.settings import Settings
 
 if TYPE_CHECKING:
-    from ft_assets.base_models import Catalogue
+    from core.base_models import Catalogue
 
 
 def utc_now() -> datetime:

@@ -89,7 +89,7 @@ def provisioning_event(phase: str, *, attempt: int) -> Event:
 
 
 def evaluation_event(milestone: Mapping[str, Any]) -> Event:
-    """Return the event of an evaluation that started, or of an answered suite: a milestone of ``ft_assets.evals.run.heartbeat``."""
+    """Return the event of an evaluation that started, or of an answered suite: a milestone of ``engine.evals.run.heartbeat``."""
     kind = milestone["kind"]
     if kind == "planned":
         suites = ", ".join(f"{suite} ({num})" for suite, num in milestone["suites"].items())

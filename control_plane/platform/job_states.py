@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from ft_assets.errors import Conflict
+from core.errors import Conflict
 
 
 class JobState(enum.StrEnum):

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.platform.records import many
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 Order = Literal["asc", "desc"]
 R = TypeVar("R")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
 
 from agent.messages import Completion, WriteGrant
-from agent.workload import Workload
-from ft_assets.adapters.record import AdapterRecord
+from core.workload import Workload
+from engine.adapters.record import AdapterRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,7 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """Immutable blobs under string keys (see ``ft_assets.layout``). ``NotFound`` for a key that is absent."""
+    """Immutable blobs under string keys (see ``core.layout``). ``NotFound`` for a key that is absent."""
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Store `data` whole: a reader sees the old object or the new one, never a part."""

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ft_assets.typed_json import from_json
+from core.typed_json import from_json
 
 R = TypeVar("R")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from control_plane.platform.settings import Settings
-from ft_assets.durable_files import sync_to_disk
-from ft_assets.errors import IntegrityError
+from core.durable_files import sync_to_disk
+from core.errors import IntegrityError
 
 TENANT_PREFIX = "ft-sk-"
 OPERATOR_PREFIX = "ft-op-"

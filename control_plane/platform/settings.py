@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from ft_assets.base_models import ENGINE_RANKS, MAX_RANK
-from ft_assets.layout import checked_id
+from core.base_models import ENGINE_RANKS, MAX_RANK
+from core.layout import checked_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ class Settings:
     base_models: tuple[Path, ...] = ()
     """``FT_BASE_MODELS``: further catalogue files (YAML), separated by ``:``."""
     cluster_file: Path | None = None
-    """``FT_CLUSTER``: YAML with the fields of ``ft_assets.adapters.cluster.ClusterSettings``, for manifests of model servers; on a
+    """``FT_CLUSTER``: YAML with the fields of ``engine.adapters.cluster.ClusterSettings``, for manifests of model servers; on a
     cluster, the worker applies them. Default: none, and none are rendered."""
     local_gpus: int = 1
     """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one rank of a job. More slots than GPUs share them. Default 1."""

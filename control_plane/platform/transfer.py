@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.durable_files import mark_used
+from core.durable_files import mark_used
 
 CHUNK_BYTES = 1 << 20
 

@@ -14,17 +14,17 @@ from sqlalchemy.engine import Connection
 from control_plane.attempts.tables import attempts
 from control_plane.billing.metering import service as metering
 from control_plane.capacity.configured_pools import pools
-from control_plane.capacity.pools import Pool
 from control_plane.jobs.tables import jobs
 from control_plane.platform.bulk_updates import among, update_each
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from control_plane.queue import scheduler
 from control_plane.queue import snapshot as queue_reading
 from control_plane.queue.evictions import evict
 from control_plane.queue.reservations import ask_to_stop, grant, lock_to_stop, report_late_releases
 from control_plane.queue.snapshot import Rows
 from control_plane.queue.tables import reservations, scheduler_state
+from engine import scheduler
+from engine.scheduler.pools import Pool
 
 SCHEDULER_LOCK = 0x66745F73
 """Advisory lock ("ft_s"): one scheduling decision at a time, however many schedulers run."""

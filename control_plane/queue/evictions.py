@@ -8,16 +8,16 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from agent.workload import Kind
 from control_plane.attempts.tables import attempts
 from control_plane.capacity.maintenance import list_all, scopes
 from control_plane.capacity.node_health import NODES
 from control_plane.capacity.tables import Maintenance, node_drains
 from control_plane.jobs.tables import jobs
 from control_plane.queue.reservations import ask_to_stop, lock_to_stop
-from control_plane.queue.scheduler import Preempt
-from control_plane.queue.scheduler.rules import DEFAULT
 from control_plane.queue.tables import reservations
+from core.workload import Kind
+from engine.scheduler import Preempt
+from engine.scheduler.rules import DEFAULT
 
 OPERATORS, SICK_NODE = "operators", "sick_node"
 """In the place of the job that an attempt makes room for: maintenance, and hardware that is out of service."""

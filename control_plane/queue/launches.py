@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from agent.workload import Kind
 from control_plane.adapters.tables import exports
 from control_plane.attempts.tables import attempts
 from control_plane.evaluations.tables import evaluations
@@ -22,6 +21,7 @@ from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.records import many
 from control_plane.queue.snapshot import has_result
 from control_plane.queue.tables import reservations, run_launches
+from core.workload import Kind
 
 FIRST_REASON = {"prepare": "submitted", "evaluate": "trained"}
 PRIORITY = {"premium": 10, "standard": 5, "free": 0}

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from agent.workload import Kind, NodeShare
 from control_plane.adapters.exporting import orders
 from control_plane.attempts.tables import attempts
 from control_plane.capacity import configured_pools, gpu_devices
@@ -28,9 +27,10 @@ from control_plane.platform.epoch_time import span_words
 from control_plane.platform.job_events import FOR_OPERATORS, Event
 from control_plane.platform.job_states import JobState
 from control_plane.platform.records import many
-from control_plane.queue import scheduler
 from control_plane.queue.snapshot import Rows
 from control_plane.queue.tables import held_devices, reservations
+from core.workload import Kind, NodeShare
+from engine import scheduler
 
 PREEMPT = "preempt"
 """Value of ``jobs.stop_requested`` for preemption."""

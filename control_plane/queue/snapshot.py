@@ -14,23 +14,23 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import Pool as ConnectionPool
 
-from agent.workload import Kind
 from control_plane.adapters.tables import exports, is_in_production
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.capacity import maintenance
 from control_plane.capacity.configured_pools import pools
-from control_plane.capacity.pools import Pool, evaluation_class
 from control_plane.capacity.tables import PLATFORM
 from control_plane.evaluations.tables import BASE_UPDATE, evaluations, is_free
 from control_plane.jobs.estimates import rules as estimates
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from control_plane.queue import scheduler
 from control_plane.queue.tables import reservations
 from control_plane.quotas import service as quotas
 from control_plane.tenants.tables import tenants
-from ft_assets.training.cost_model import SETUP_S
+from core.workload import Kind
+from engine import scheduler
+from engine.scheduler.pools import Pool, evaluation_class
+from engine.training.cost_model import SETUP_S
 
 Rows = Mapping[str, sa.Row[Any]]
 """Rows of the waiting jobs by id: the policy's input, and what was last written about them."""

@@ -30,7 +30,7 @@ from control_plane.quotas.tables import quota_holds, quota_notices
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.service import find_tenant
 from control_plane.tenants.tables import TENANT, tenants
-from ft_assets.errors import FtError
+from core.errors import FtError
 
 PAUSABLE = (JobState.PROVISIONING, JobState.RUNNING)
 

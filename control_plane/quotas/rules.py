@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple
 
-from control_plane.capacity.pools import LARGE_MODEL_PARAMETERS
 from control_plane.tenants.rules import Tenant, tier_named
+from engine.scheduler.pools import LARGE_MODEL_PARAMETERS
 
 HOUR_S = 3600.0
 THRESHOLDS = (80, 100)

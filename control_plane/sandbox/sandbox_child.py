@@ -17,9 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.durable_files import write_json
-from ft_assets.errors import FtError
+from core.durable_files import write_json
+from core.errors import FtError
+from engine.data.blocks.pass_progress import Progress
 
 ORDER, RESULT, FAILURE, PROGRESS = "order.json", "result.json", "failure.json", "progress.json"
 OOM_SCORE = "1000"

@@ -21,11 +21,11 @@ from typing import Any
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_child import FAILURE, ORDER, PROGRESS, RESULT
 from control_plane.sandbox.task_validate import Order
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.datasets.ingest import IngestResult
-from ft_assets.durable_files import write_json
-from ft_assets.errors import FtError, Unavailable, family
-from ft_assets.typed_json import from_json
+from core.durable_files import write_json
+from core.errors import FtError, Unavailable, family
+from core.typed_json import from_json
+from engine.data.blocks.pass_progress import Progress
+from engine.data.ingest import IngestResult
 
 CRASHED = "validation_crashed"
 """Error code for a child that died or was killed: the platform is at fault, and the file may be retried."""

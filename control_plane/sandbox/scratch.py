@@ -19,8 +19,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ft_assets import layout
-from ft_assets.errors import Unavailable
+from core import layout
+from core.errors import Unavailable
 
 LOCK = ".lock"
 OPERATOR = ".operator"

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.sandbox.sandbox_child import main
-from ft_assets.adapters.exports.archive import Order, build
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.typed_json import from_json
+from core.typed_json import from_json
+from engine.adapters.exports.archive import Order, build
+from engine.data.blocks.pass_progress import Progress
 
 BEAT_S = 1.0
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.sandbox.sandbox_child import main
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.datasets.readers.hub.hub_dataset import fetch, parse_hub_id
+from engine.data.blocks.pass_progress import Progress
+from engine.data.readers.hub.hub_dataset import fetch, parse_hub_id
 
 STAGE = "fetching"
 LOOK_EVERY_S = 1.0

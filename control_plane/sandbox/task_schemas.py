@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import jsonschema_rs
 
 from control_plane.sandbox.sandbox_child import main
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.evals.suites.answer_metrics import NOT_JSON, parse_json
+from engine.data.blocks.pass_progress import Progress
+from engine.evals.suites.answer_metrics import NOT_JSON, parse_json
 
 
 def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:  # noqa: ARG001 (it has no parts to tell of)

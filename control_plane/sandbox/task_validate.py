@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from control_plane.sandbox.sandbox_child import main
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.datasets.ingest import IngestResult, Policies, validate_file
-from ft_assets.datasets.pipeline.pass_one import PARALLEL_FROM_BYTES
-from ft_assets.typed_json import from_json
+from core.typed_json import from_json
+from engine.data.blocks.pass_progress import Progress
+from engine.data.ingest import IngestResult, Policies, validate_file
+from engine.data.pipeline.pass_one import PARALLEL_FROM_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class Order:
     max_workers: int = 1
     """Worker processes of a file that is large enough for some."""
     classifier: str = "builtin"
-    """That of the toxicity check; see ``ft_assets.datasets.checks.toxicity``."""
+    """That of the toxicity check; see ``engine.data.checks.toxicity``."""
 
     def to_dict(self) -> Mapping[str, Any]:
         return {**asdict(self), "policies": self.policies.to_dict()}

@@ -10,9 +10,9 @@ from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
 from control_plane.evaluations.tables import evaluations
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.base_models import Catalogue
-from ft_assets.evals.gate.verdict import PASSED
+from core.base_models import Catalogue
+from engine.adapters.record import AdapterRecord
+from engine.evals.gate.verdict import PASSED
 
 SUCCEEDED = "succeeded"
 """State of an evaluation with a verdict."""

@@ -29,8 +29,8 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ft_assets.errors import RateLimited, Unavailable
-from ft_assets.telemetry import spans
+from core.errors import RateLimited, Unavailable
+from core.telemetry import spans
 
 TIMEOUT = httpx.Timeout(600.0, connect=2.0)
 """OpenAI's client waits 600 s for an answer; a replica that does not accept a connection in 2 s is down."""

@@ -27,9 +27,9 @@ from control_plane.platform.records import many
 from control_plane.serving import observations
 from control_plane.serving.tables import StoredRoute, model_routes
 from control_plane.tenants.service import find_tenant
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
+from core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
+from engine.adapters.record import AdapterRecord
+from engine.adapters.stages import Stage
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 MAX_TARGETS = 16

@@ -24,12 +24,12 @@ from control_plane.platform.protocols import Replica
 from control_plane.platform.records import many
 from control_plane.serving import accepted_bases, observations
 from control_plane.serving.tables import deployments
-from ft_assets.adapters import package, serving_index
-from ft_assets.adapters.package import Refusal
-from ft_assets.adapters.record import LORA, AdapterRecord
-from ft_assets.adapters.rollout_plan import LOADED
-from ft_assets.adapters.serving_index import Entry
-from ft_assets.errors import IntegrityError
+from core.errors import IntegrityError
+from engine.adapters import package, serving_index
+from engine.adapters.package import Refusal
+from engine.adapters.record import LORA, AdapterRecord
+from engine.adapters.rollout_plan import LOADED
+from engine.adapters.serving_index import Entry
 
 log = logging.getLogger(__name__)
 _making = threading.Lock()
@@ -63,7 +63,7 @@ def materialise(platform: Platform, record: AdapterRecord, served_digest: str | 
 
 
 def differences(directory: Path, *, manifest_sha256: str) -> Sequence[Refusal]:
-    """:func:`ft_assets.adapters.package.check_files`, skipped for verified files that the file system shows as unchanged."""
+    """:func:`engine.adapters.package.check_files`, skipped for verified files that the file system shows as unchanged."""
     key = (manifest_sha256, *stats(directory))
     if key in _compared:
         return ()

@@ -15,10 +15,10 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
 from control_plane.platform.records import columns, many
 from control_plane.serving.tables import ReplicaAdapter, deployments, replica_adapters
-from ft_assets.adapters import rollout_plan
-from ft_assets.adapters.record import FULL
-from ft_assets.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Seen
-from ft_assets.storable_text import printable
+from core.storable_text import printable
+from engine.adapters import rollout_plan
+from engine.adapters.record import FULL
+from engine.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Seen
 
 Key = tuple[str, str]
 """URL of a server, id of an adapter."""

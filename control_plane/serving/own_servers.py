@@ -22,10 +22,10 @@ from control_plane.platform.protocols import ModelServer, Replica
 from control_plane.platform.records import many
 from control_plane.serving import node_files, observations
 from control_plane.serving.tables import deployments, model_servers, replica_adapters
-from ft_assets.adapters import whole_model
-from ft_assets.adapters.record import FULL
-from ft_assets.adapters.rollout_plan import FAILED, LOADED, UNLOADED
-from ft_assets.errors import FtError
+from core.errors import FtError
+from engine.adapters import whole_model
+from engine.adapters.record import FULL
+from engine.adapters.rollout_plan import FAILED, LOADED, UNLOADED
 
 log = logging.getLogger(__name__)
 WHOLE = sa.select(adapters.c.id).where(adapters.c.type == FULL)
@@ -92,7 +92,7 @@ def replicas(platform: Platform, own: Sequence[tuple[Adapter, ModelServer]] = ()
 
 
 def _own(platform: Platform, answer: Replica | None, model: Adapter, server: ModelServer) -> Replica:
-    """Describe a model's server, as :mod:`ft_assets.adapters.rollout_plan` expects it of a server that has loaded an adapter."""
+    """Describe a model's server, as :mod:`engine.adapters.rollout_plan` expects it of a server that has loaded an adapter."""
     if answer is None:
         return Replica(url=model.id, ready=False, base=model.name, error=server.problem)
     if answer.ready and answer.base != model.name:  # another server has its address

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ft_assets.datasets.fields import MAX_MESSAGES
-from ft_assets.errors import InvalidRequest
-from ft_assets.storable_text import num_characters
+from core.errors import InvalidRequest
+from core.storable_text import num_characters
+from engine.data.fields import MAX_MESSAGES
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 256
 """Each stop string is searched for after each token, in the thread that all requests share."""

@@ -33,10 +33,10 @@ from control_plane.serving import accepted_bases, node_files, observations, own_
 from control_plane.serving.node_files import directory, materialise
 from control_plane.serving.observations import Key
 from control_plane.serving.tables import ReplicaAdapter, deployments, replica_adapters
-from ft_assets.adapters import rollout_plan
-from ft_assets.adapters.record import FULL, AdapterRecord
-from ft_assets.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Action
-from ft_assets.errors import FtError, Unavailable
+from core.errors import FtError, Unavailable
+from engine.adapters import rollout_plan
+from engine.adapters.record import FULL, AdapterRecord
+from engine.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Action
 
 __all__ = ["FAILED", "LOADED", "UNLOADED", "directory", "materialise"]
 log = logging.getLogger(__name__)

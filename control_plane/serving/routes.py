@@ -27,10 +27,10 @@ from control_plane.serving.request_limits import check_limits, num_answers
 from control_plane.serving.responses.requests import ResponseRequest, read_request
 from control_plane.serving.responses.translation import translate
 from control_plane.tenants.rules import Principal, Tenant, tier_named
-from ft_assets.adapters.record import FULL
-from ft_assets.datasets.conversation import normalize_request
-from ft_assets.errors import InvalidRequest, NotFound, RateLimited
-from ft_assets.storable_text import check_storable
+from core.errors import InvalidRequest, NotFound, RateLimited
+from core.storable_text import check_storable
+from engine.adapters.record import FULL
+from engine.data.conversation import normalize_request
 
 router = APIRouter(prefix="/v1", tags=["inference"])
 SESSION = "x-session-id"

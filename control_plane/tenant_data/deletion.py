@@ -40,10 +40,10 @@ from control_plane.platform.protocols import Search
 from control_plane.platform.records import columns, many, one, one_or_raise, record
 from control_plane.tenant_data import erasure
 from control_plane.tenant_data.tables import Deletion, Proof, deletion_objects, deletion_requests, deletions
-from ft_assets.errors import Conflict, FtError, NotFound
-from ft_assets.retries import FAILURES
-from ft_assets.storable_text import printable
-from ft_assets.training.spec import canonical_json
+from core.errors import Conflict, FtError, NotFound
+from core.retries import FAILURES
+from core.storable_text import printable
+from engine.training.spec import canonical_json
 
 ADAPTER, TENANT = "adapter", "tenant"
 CHUNK_BYTES = 1 << 20

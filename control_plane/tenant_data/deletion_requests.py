@@ -11,8 +11,8 @@ from control_plane.tenant_data import deletion
 from control_plane.tenant_data.erasure import AdapterFiles, Servers
 from control_plane.tenant_data.tables import Deletion
 from control_plane.tenants import service as tenants
-from ft_assets.adapters.stages import GRACE, Stage
-from ft_assets.errors import Forbidden, InvalidRequest
+from core.errors import Forbidden, InvalidRequest
+from engine.adapters.stages import GRACE, Stage
 
 MAX_REASON_CHARS = 1000
 AT_A_TIME = 100

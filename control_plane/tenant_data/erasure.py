@@ -43,9 +43,9 @@ from control_plane.serving.tables import deployments, model_routes, model_server
 from control_plane.tenant_data.tables import Deletion
 from control_plane.tenants.tables import api_keys, audit_log, idempotency_keys, members, tenants
 from control_plane.tracking.tables import integrations, wandb_runs
-from ft_assets import layout
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, NotFound
+from core import layout
+from core.errors import Conflict, NotFound
+from engine.adapters.stages import Stage
 
 ERASED = "erased"
 KEPT_REPORT: Mapping[str, Any] = {"erased": True, "stats": {}, "policies": {}, "problems": [], "warnings": []}

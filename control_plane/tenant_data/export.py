@@ -23,8 +23,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.tables import metadata
 from control_plane.platform.transfer import CHUNK_BYTES, Outgoing
 from control_plane.tenants import audit_log as audit
-from ft_assets import layout
-from ft_assets.errors import NotFound
+from core import layout
+from core.errors import NotFound
 
 ROWS = 1000
 """Rows per page: about 1 MB of job events."""

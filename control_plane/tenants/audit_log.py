@@ -15,7 +15,7 @@ from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns
 from control_plane.tenants import schemas
 from control_plane.tenants.tables import AuditLine, api_keys, audit_log, members, operator_keys
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 MAX_LIST_LIMIT = 100
 LINE_ID = re.compile(r"aud_([0-9]{1,18})")

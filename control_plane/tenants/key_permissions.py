@@ -6,7 +6,7 @@ from datetime import datetime
 
 from control_plane.tenants.rules import Principal, Role
 from control_plane.tenants.tables import ApiKey
-from ft_assets.errors import Forbidden
+from core.errors import Forbidden
 
 BELOW_ADMIN = (Role.MEMBER, Role.VIEWER)
 

@@ -12,7 +12,7 @@ from control_plane.platform.records import columns, one, one_or_raise, record
 from control_plane.tenants.rules import Principal, Role, Tenant, check_name, person_of, role_named
 from control_plane.tenants.service import find_tenant, lock_open, of_member
 from control_plane.tenants.tables import TENANT, Member, api_keys, members, tenants
-from ft_assets.errors import Conflict, Forbidden, NotFound, QuotaExceeded
+from core.errors import Conflict, Forbidden, NotFound, QuotaExceeded
 
 MAX_LIST_LIMIT = 100
 MAX_MEMBERS = 500

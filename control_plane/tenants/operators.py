@@ -17,8 +17,8 @@ from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_
 from control_plane.platform.settings import Settings
 from control_plane.tenants.rules import Operator
 from control_plane.tenants.tables import OperatorKey, operator_keys
-from ft_assets.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
-from ft_assets.storable_text import check_storable
+from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
+from core.storable_text import check_storable
 
 MAX_NAME_CHARS = 100
 MAX_EXPIRES_IN_S = 366 * 24 * 3600

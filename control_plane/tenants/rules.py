@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
-from control_plane.queue.scheduler.rules import STARTS_WITHIN_S
-from ft_assets.errors import Forbidden, InvalidRequest
-from ft_assets.storable_text import check_storable
+from core.errors import Forbidden, InvalidRequest
+from core.storable_text import check_storable
+from engine.scheduler.rules import STARTS_WITHIN_S
 
 
 class Scope(enum.StrEnum):

@@ -21,8 +21,8 @@ from control_plane.tenant_data.tables import deletion_requests
 from control_plane.tenants import key_permissions
 from control_plane.tenants.rules import Principal, Role, Scope, Tenant, check_name, person_of, tier_named, within
 from control_plane.tenants.tables import TENANT, ApiKey, api_keys, audit_log, members, tenants
-from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded, Unauthenticated
-from ft_assets.storable_text import check_storable
+from core.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded, Unauthenticated
+from core.storable_text import check_storable
 
 R = TypeVar("R")
 TENANT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")

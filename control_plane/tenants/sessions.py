@@ -21,7 +21,7 @@ from control_plane.tenants import operators
 from control_plane.tenants.rules import Operator, Principal
 from control_plane.tenants.service import WITH_OWNER, principal_of
 from control_plane.tenants.tables import api_keys, console_sessions, members, operator_keys, tenants
-from ft_assets.errors import Forbidden, Unauthenticated
+from core.errors import Forbidden, Unauthenticated
 
 COOKIE = "ft_session"
 SESSION_S = 12 * 3600

@@ -12,8 +12,8 @@ from control_plane.platform.records import one
 from control_plane.tenants.rules import Tenant, tier_named
 from control_plane.tenants.service import lock_open
 from control_plane.tenants.tables import TENANT, tenants
-from ft_assets.errors import InvalidRequest
-from ft_assets.storable_text import check_storable
+from core.errors import InvalidRequest
+from core.storable_text import check_storable
 
 MAX_NAME_CHARS = 200
 MAX_REASON_CHARS = 1000

@@ -11,7 +11,7 @@ from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.secrets import seal
 from control_plane.tracking.tables import Integration, integrations
-from ft_assets.errors import InvalidRequest, NotFound
+from core.errors import InvalidRequest, NotFound
 
 WANDB = "wandb"
 KEY = re.compile(r"[!-~]{20,512}")

@@ -28,7 +28,7 @@ from control_plane.platform.task_queue import defer
 from control_plane.tracking import rules
 from control_plane.tracking.service import WANDB
 from control_plane.tracking.tables import SentRun, integrations, wandb_runs
-from ft_assets.errors import FtError, IntegrityError, NotFound
+from core.errors import FtError, IntegrityError, NotFound
 
 SEND, TRACKING = "send_wandb", "tracking"
 """Task of the worker, and its queue, in which tenants take turns."""

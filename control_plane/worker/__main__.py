@@ -11,8 +11,8 @@ import sys
 from control_plane.composition import open_platform
 from control_plane.platform.settings import load
 from control_plane.worker.process import run
-from ft_assets.errors import Unavailable
-from ft_assets.telemetry import logs, spans
+from core.errors import Unavailable
+from core.telemetry import logs, spans
 
 SERVICE = "ft-worker"
 log = logging.getLogger("control_plane.worker")

@@ -14,7 +14,7 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.queue.tables import reservations
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 
 KEPT_AFTER_END = timedelta(hours=1)
 

@@ -27,7 +27,7 @@ from control_plane.worker import attempt_watch, model_server_watch
 from control_plane.worker.periodic_work import MAINTENANCE, QUICK
 from control_plane.worker.queue_worker import QueueWorker
 from control_plane.worker.tasks import HEARTBEAT_S, LOST_AFTER_S, logged, make_app, rescue
-from ft_assets.errors import FtError, Unavailable
+from core.errors import FtError, Unavailable
 from resources.database.engine import CONNECTION
 from resources.object_store.probe import probe
 

@@ -22,8 +22,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.secrets import unseal
 from control_plane.tracking import wandb_runs
 from control_plane.worker.periodic_work import ROUNDS, Round
-from ft_assets.errors import FtError, IntegrityError, NotFound
-from ft_assets.telemetry import correlation
+from core.errors import FtError, IntegrityError, NotFound
+from core.telemetry import correlation
 from resources.launcher import open_launcher
 
 HEARTBEAT_S, LOST_AFTER_S = 5.0, 15.0

@@ -15,7 +15,7 @@ from control_plane.capacity import kueue
 from control_plane.composition import open_platform
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import load
-from ft_assets.errors import FtError
+from core.errors import FtError
 from resources.launcher.kubernetes_api import CLUSTER_QUEUES, KubernetesApi
 
 

@@ -9,7 +9,7 @@ from psycopg2 import sql
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.settings import Settings
-from ft_assets.errors import Conflict, FtError
+from core.errors import Conflict, FtError
 from resources.database.engine import (
     DAGSTER,
     OPERATOR,

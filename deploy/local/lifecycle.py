@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from control_plane.platform.settings import Settings, load
+from core.errors import FtError, Unavailable, from_dict
 from deploy.local import private_home, stack_services, workloads
 from deploy.local.supervisor import lock, stack_report
 from deploy.local.supervisor.lock import StackFiles
 from deploy.local.supervisor.stack_report import Phase, ServiceReport, ServiceState, StackReport
 from deploy.local.supervisor.stack_supervisor import Supervisor
-from ft_assets.errors import FtError, Unavailable, from_dict
 from resources.dagster import forked_services, run_records
 from resources.launcher.process_identity import alive
 

@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.settings import Settings
+from core.errors import FtError
 from deploy.local.supervisor.child_process import MAX_LOG_BYTES
 from deploy.local.supervisor.signal_safe_event import SignalSafeEvent
-from ft_assets.errors import FtError
 from resources.atomic_write import write_atomically
 from resources.database import embedded
 

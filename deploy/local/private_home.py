@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from ft_assets.errors import Conflict, InvalidRequest
+from core.errors import Conflict, InvalidRequest
 
 UMASK = 0o077
 OTHERS = 0o077

@@ -13,6 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from control_plane.platform.settings import Settings
+from core.errors import InvalidRequest
+from core.forked_process import Order
+from core.telemetry import provenance
 from deploy.local.readiness import (
     code_loaded,
     daemons_alive,
@@ -24,9 +27,6 @@ from deploy.local.readiness import (
     postgres_answers,
 )
 from deploy.local.supervisor.service_spec import Limits, Service
-from ft_assets.errors import InvalidRequest
-from ft_assets.forked_process import Order
-from ft_assets.telemetry import provenance
 from resources.atomic_write import write_atomically
 from resources.dagster import forked_services, run_records
 
@@ -331,7 +331,7 @@ def _api(settings: Settings) -> Service:
 def demo_model_dir(settings: Settings) -> Path:
     """Return the directory of the demo model's current files; an update takes effect at the next start."""
     from control_plane.models.operator_catalogue import catalogue_file
-    from ft_assets.base_models import Catalogue  # YAML and hashing are slow to import
+    from core.base_models import Catalogue  # YAML and hashing are slow to import
 
     directory = Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir)).card(DEMO_MODEL).directory
     if directory is None:

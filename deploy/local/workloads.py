@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from agent.workload import Kind, Workload
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.platform.settings import Settings
-from ft_assets.training import checkpoints
+from core.workload import Kind, Workload
+from engine.training import checkpoints
 from resources.launcher import LocalGangs, prewarmed
 
 GRACE_S = 30.0

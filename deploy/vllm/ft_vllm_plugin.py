@@ -513,7 +513,7 @@ def _share_of(request: Any) -> Any:
 
 
 TRAINED_DAY = (2024, 7, 26)
-"""The date that templates see in training (``ft_assets.datasets.tokens.templates.TODAY``)."""
+"""The date that templates see in training (``engine.data.tokens.templates.TODAY``)."""
 PLACEHOLDERS = re.compile("[\U000f0000-\U000ffffd]")
 """Private-use characters that stand for control tokens until the template is rendered, as in training."""
 

@@ -21,18 +21,18 @@ from typing import Any
 from control_plane.cli.exits import show_error
 from control_plane.cli.output import percent
 from control_plane.cli.session import Credentials
+from control_plane.cli.tenant.demo import tickets
 from control_plane.cli.tenant.job_progress import follow
 from control_plane.cli.tenant.remote import connect
 from control_plane.client import FtClient
 from control_plane.composition import open_platform
 from control_plane.platform.settings import Settings
 from control_plane.tenants import service as tenants
+from core.errors import FtError, Unavailable
+from core.storable_text import shown_answer
 from deploy.local import lifecycle
 from deploy.local.stack_view import StackView
 from deploy.local.supervisor.stack_report import Phase
-from ft_assets.demo import tickets
-from ft_assets.errors import FtError, Unavailable
-from ft_assets.storable_text import shown_answer
 from resources.atomic_write import write_atomically
 
 MODEL = "demo-llama-3m"

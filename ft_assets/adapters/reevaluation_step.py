@@ -28,13 +28,13 @@ from control_plane.platform.job_events import Event, Level
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.records import many
-from ft_assets import layout
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, FtError
+from core import layout
+from core.errors import Conflict, FtError
+from engine.adapters.record import AdapterRecord
+from engine.adapters.stages import Stage
+from engine.evals.config import EvalConfig
+from engine.evals.gate.verdict import PASSED
 from ft_assets.evals import step
-from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gate.verdict import PASSED
 from ft_assets.evals.step import Judged
 
 PASSED_EVENT = "reevaluation_passed"

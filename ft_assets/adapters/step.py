@@ -21,15 +21,15 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.serving import accepted_bases
-from ft_assets.adapters import promotion_rules
-from ft_assets.adapters.package import Refusal
-from ft_assets.adapters.record import LORA
-from ft_assets.adapters.stages import Stage
-from ft_assets.adapters.whole_model import OWN_SERVER
-from ft_assets.errors import Conflict
-from ft_assets.evals.config import EvalConfig
+from core.errors import Conflict
+from core.telemetry import spans
+from engine.adapters import promotion_rules
+from engine.adapters.package import Refusal
+from engine.adapters.record import LORA
+from engine.adapters.stages import Stage
+from engine.adapters.whole_model import OWN_SERVER
+from engine.evals.config import EvalConfig
 from ft_assets.evals.step import fetch_final
-from ft_assets.telemetry import spans
 
 
 def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:

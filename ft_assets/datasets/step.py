@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from control_plane.datasets.pack_cache import fetch_pack
 from control_plane.datasets.previews import rows_file
 from control_plane.datasets.service import check_distinct, check_enough_to_train, check_reviewed
 from control_plane.datasets.tables import datasets, files
@@ -37,12 +38,16 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.transfer import upload
 from control_plane.sandbox.sandbox_parent import CRASHED
-from ft_assets import layout
-from ft_assets.base_models import BaseModel
-from ft_assets.datasets import mixture
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.datasets.mixture import MixedFile
-from ft_assets.datasets.packs.build import (
+from core import layout
+from core.base_models import BaseModel
+from core.durable_files import remove_unused
+from core.errors import IntegrityError, InvalidDataset, Unavailable
+from core.telemetry import provenance
+from core.typed_json import JsonObject
+from engine.data import mixture
+from engine.data.blocks.pass_progress import Progress
+from engine.data.mixture import MixedFile
+from engine.data.packs.build import (
     PackManifest,
     PackProgress,
     PackSettings,
@@ -50,22 +55,17 @@ from ft_assets.datasets.packs.build import (
     pack_fingerprint,
     suitable_workers,
 )
-from ft_assets.datasets.packs.pack_cache import fetch_pack
-from ft_assets.datasets.packs.recount import differences
-from ft_assets.datasets.policies import Policies
-from ft_assets.datasets.report.validation_report import DatasetReport
-from ft_assets.datasets.schema import Example
-from ft_assets.datasets.split import part_of
-from ft_assets.datasets.stored_rows import load_rows, load_stored
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.datasets.tokens.reasoning_probe import Switch
-from ft_assets.durable_files import remove_unused
-from ft_assets.errors import IntegrityError, InvalidDataset, Unavailable
-from ft_assets.telemetry import provenance
-from ft_assets.training import hyperparameters, methods, reference_logps, requested_hyperparameters
-from ft_assets.training.methods import Method
-from ft_assets.training.spec import Source, TrainingSpec, canonical_json
-from ft_assets.typed_json import JsonObject
+from engine.data.packs.recount import differences
+from engine.data.policies import Policies
+from engine.data.report.validation_report import DatasetReport
+from engine.data.schema import Example
+from engine.data.split import part_of
+from engine.data.stored_rows import load_rows, load_stored
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.data.tokens.reasoning_probe import Switch
+from engine.training import hyperparameters, methods, reference_logps, requested_hyperparameters
+from engine.training.methods import Method
+from engine.training.spec import Source, TrainingSpec, canonical_json
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import dagster as dg
 
 from control_plane.evaluations.reports import GATE_RULES, SCORES, Evaluated
 from control_plane.platform.context import Platform
+from engine.evals.scoring.report import markdown_table
 from ft_assets.evals import step
-from ft_assets.evals.scoring.report import markdown_table
 from ft_assets.partitions import JOBS
 from ft_assets.platform_resource import PlatformResource, check, job_metadata, job_step, table
 

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from agent.workload import Kind, Workload
 from control_plane.attempts import evaluation_endings, health, start
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import STOP_GRACE_S, Claim
 from control_plane.attempts.tables import Checkpoint, checkpoints
+from control_plane.datasets.pack_cache import fetch_pack
 from control_plane.datasets.scored_suites import service as scored_suites
 from control_plane.datasets.scored_suites.service import Asked
 from control_plane.datasets.tables import datasets
@@ -42,24 +42,24 @@ from control_plane.platform.protocols import Launcher, TrackedRun
 from control_plane.platform.records import columns, one_or_none
 from control_plane.platform.settings import Settings
 from control_plane.platform.transfer import download
-from ft_assets.adapters import package
-from ft_assets.datasets.packs.pack_cache import fetch_pack
+from core.errors import Conflict, FtError, InvalidRequest, NotAdmitted, Unavailable
+from core.retries import RetryPolicy, with_retries
+from core.telemetry import correlation
+from core.workload import Kind, Workload
+from engine.adapters import package
+from engine.data.tokens.call_form import CallForm
+from engine.evals import config
+from engine.evals.gate import gates
+from engine.evals.gate.advice import LastRun, advise
+from engine.evals.run.run_file import EvalRun
+from engine.evals.scoring import report
+from engine.evals.scoring.judge import JudgeSettings
+from engine.evals.scoring.review import Review, Verdicts
+from engine.evals.suites import answer_metrics, safety, suite_items
+from engine.evals.suites.answer_reader import AnswerReader
+from engine.training import methods
+from engine.training.checkpoints import manifest_digest, verify
 from ft_assets.datasets.step import validation_rows
-from ft_assets.datasets.tokens.call_form import CallForm
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotAdmitted, Unavailable
-from ft_assets.evals import config
-from ft_assets.evals.gate import gates
-from ft_assets.evals.gate.advice import LastRun, advise
-from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.evals.scoring import report
-from ft_assets.evals.scoring.judge import JudgeSettings
-from ft_assets.evals.scoring.review import Review, Verdicts
-from ft_assets.evals.suites import answer_metrics, safety, suite_items
-from ft_assets.evals.suites.answer_reader import AnswerReader
-from ft_assets.retries import RetryPolicy, with_retries
-from ft_assets.telemetry import correlation
-from ft_assets.training import methods
-from ft_assets.training.checkpoints import manifest_digest, verify
 
 T = TypeVar("T")
 GENERATED_BY = "generated_by"

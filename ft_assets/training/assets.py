@@ -2,11 +2,11 @@
 
 import dagster as dg
 
-from ft_assets.datasets.report.histogram import markdown_picture
+from engine.data.report.histogram import markdown_picture
+from engine.training.loss_curve_svg import loss_curve_svg
 from ft_assets.partitions import JOBS
 from ft_assets.platform_resource import PlatformResource, job_metadata, job_step
 from ft_assets.training import step
-from ft_assets.training.loss_curve_svg import loss_curve_svg
 
 
 @dg.asset(partitions_def=JOBS, group_name="training", code_version="1", kinds={"pytorch"}, deps=["tokenized_pack"])

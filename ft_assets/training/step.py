@@ -14,8 +14,8 @@ from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher
-from ft_assets.errors import Conflict
-from ft_assets.telemetry import correlation
+from core.errors import Conflict
+from core.telemetry import correlation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,8 +24,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from ft_assets.errors import Conflict, FtError
-from ft_assets.layout import STEP_LOGS
+from core.errors import Conflict, FtError
+from core.layout import STEP_LOGS
 from resources.database.engine import make_engine, without_password
 
 if TYPE_CHECKING:

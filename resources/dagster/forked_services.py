@@ -15,8 +15,8 @@ import socket
 from dataclasses import asdict
 
 from control_plane.platform.settings import Settings
-from ft_assets.errors import Unavailable
-from ft_assets.forked_process import Forked, Order
+from core.errors import Unavailable
+from core.forked_process import Forked, Order
 from resources.dagster.run_records import announced_socket, check_owned
 
 MODULES = (

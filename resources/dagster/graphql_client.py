@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 from dagster import RunRequest
 
-from ft_assets.errors import FtError, Unavailable
+from core.errors import FtError, Unavailable
 
 LOCATION, REPOSITORY = "ft", "__repository__"
 """Code location in ``workspace.yaml``, and Dagster's name for the repository of a ``Definitions``."""

@@ -15,7 +15,7 @@ import socket
 from dagster import DagsterRun, DefaultRunLauncher, serialize_value
 
 from control_plane.platform.settings import load
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 from resources.dagster.private_api import (
     GRPC_INFO_TAG,
     CheckRunHealthResult,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.platform.settings import Settings
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 from resources.launcher.process_identity import alive
 
 READY = "ready"

@@ -18,8 +18,8 @@ from dagster import DagsterInstance, Field, Noneable
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.protocols import ObjectStore
-from ft_assets import layout
-from ft_assets.errors import NotFound
+from core import layout
+from core.errors import NotFound
 from resources import object_store
 from resources.dagster.private_api import (
     IO_TYPE_EXTENSION,

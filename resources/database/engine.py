@@ -16,7 +16,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from control_plane.platform.context import Logins, confine
 from control_plane.platform.settings import Settings
-from ft_assets.errors import Conflict
+from core.errors import Conflict
 from resources.database import embedded
 
 PLATFORM, OPERATOR, TENANT, DAGSTER = "ft_platform", "ft_operator", "ft_tenant", "ft_dagster"

@@ -11,7 +11,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection, Engine
 
-from ft_assets.errors import Conflict
+from core.errors import Conflict
 
 LOCATION = Path(__file__).parent / "migrations"
 LOCK_ID = 0x66745F6D  # "ft_m": any constant that nothing else in this database uses

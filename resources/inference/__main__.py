@@ -9,9 +9,9 @@ from pathlib import Path
 
 from control_plane.platform import settings
 from control_plane.platform.secrets import inference_token
-from ft_assets.adapters import package, tensors
-from ft_assets.base_models import model_digest
-from ft_assets.telemetry import logs
+from core.base_models import model_digest
+from core.telemetry import logs
+from engine.adapters import package, tensors
 from resources import http_server
 
 UNUSED = ("scipy", "boto3")

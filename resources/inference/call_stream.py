@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ft_assets.datasets.tokens.call_form import ID, ID_PATTERN, CallForm, CallText
+from engine.data.tokens.call_form import ID, ID_PATTERN, CallForm, CallText
 from resources.inference.engine.text import StopSearch, overlap
 
 NAME = "[a-zA-Z0-9_-]{1,64}"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.adapters import package, whole_model
-from ft_assets.base_models import CHANGED, model_digest
-from ft_assets.errors import FtError, IntegrityError
+from core.base_models import CHANGED, model_digest
+from core.errors import FtError, IntegrityError
+from engine.adapters import package, whole_model
 from resources import object_store
 
 GENERATION = "generation_config.json"

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from control_plane.platform.protocols import Replica
-from ft_assets.errors import Conflict, FtError, Unavailable
+from core.errors import Conflict, FtError, Unavailable
 
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504})
 TIMEOUT = httpx.Timeout(10.0, connect=2.0)

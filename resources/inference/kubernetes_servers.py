@@ -15,13 +15,13 @@ from typing import Any
 
 from control_plane.adapters import manifests
 from control_plane.platform.protocols import ModelServer
-from ft_assets.adapters import cluster, llm_d, servers
-from ft_assets.adapters.cluster import ClusterSettings, Manifest
-from ft_assets.adapters.llm_d import Pool
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.base_models import MAX_RANK, Catalogue
-from ft_assets.errors import FtError
-from ft_assets.telemetry.logs import warn_once
+from core.base_models import MAX_RANK, Catalogue
+from core.errors import FtError
+from core.telemetry.logs import warn_once
+from engine.adapters import cluster, llm_d, servers
+from engine.adapters.cluster import ClusterSettings, Manifest
+from engine.adapters.llm_d import Pool
+from engine.adapters.record import AdapterRecord
 from resources.launcher.kubernetes_api import DEPLOYMENTS, PODS, STATEFUL_SETS, KubernetesApi, Resource
 from resources.launcher.kubernetes_status import STARTING
 

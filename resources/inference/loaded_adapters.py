@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ft_assets.adapters import package
-from ft_assets.adapters.package import Refusal
-from ft_assets.durable_files import sha256_of
+from core.durable_files import sha256_of
+from engine.adapters import package
+from engine.adapters.package import Refusal
 
 if TYPE_CHECKING:
     from resources.inference.engine.lora import LoraPair

@@ -25,13 +25,13 @@ from pathlib import Path
 from control_plane.platform.protocols import ModelServer
 from control_plane.platform.secrets import inference_token
 from control_plane.platform.settings import Settings, variable
-from ft_assets.adapters import rollout_plan, servers
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import FtError
-from ft_assets.layout import checked_id
-from ft_assets.telemetry.logs import warn_once
-from ft_assets.typed_json import from_json
+from core.base_models import Catalogue
+from core.errors import FtError
+from core.layout import checked_id
+from core.telemetry.logs import warn_once
+from core.typed_json import from_json
+from engine.adapters import rollout_plan, servers
+from engine.adapters.record import AdapterRecord
 from resources.launcher.local_processes import REPOSITORY, workload_environment
 from resources.launcher.process_identity import alive, identity
 from resources.launcher.workload_watcher import write_json

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from control_plane.serving.request_limits import check_limits
-from ft_assets.errors import did_you_mean
+from core.errors import did_you_mean
 from resources.inference.request_errors import RequestError
 
 Kind = Literal["chat", "completion"]

@@ -19,10 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.http.disconnection import unless_disconnected
 from control_plane.serving.gateway import TENANT, WEIGHT
-from ft_assets.datasets.conversation import own_template_kwargs, read_request
-from ft_assets.datasets.fields import KWARGS
-from ft_assets.errors import InvalidRequest
-from ft_assets.storable_text import check_storable, num_characters, printable
+from core.errors import InvalidRequest
+from core.storable_text import check_storable, num_characters, printable
+from engine.data.conversation import own_template_kwargs, read_request
+from engine.data.fields import KWARGS
 from resources.inference import schemas
 from resources.inference.answers import Call, Echo, complete_answer, events
 from resources.inference.engine.engine_thread import UNNAMED, Engine

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ft_assets.datasets.fields import KWARGS
-from ft_assets.datasets.tokens.reasoning_probe import Marks
+from engine.data.fields import KWARGS
+from engine.data.tokens.reasoning_probe import Marks
 from resources.inference.call_stream import NAME, CallReading
 from resources.inference.engine.call_grammar import CallRules, Schema, call_grammar
 from resources.inference.engine.engine_thread import Engine

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from agent.workload import Workload
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from core.workload import Workload
 from resources.launcher.local_processes import LocalLauncher
 
 RUNNING = (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)

@@ -17,9 +17,9 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.informer import ADDED, DELETED, ERROR, MODIFIED, SharedInformer
 
 from control_plane.capacity import kueue
-from ft_assets.adapters import llm_d
-from ft_assets.adapters.cluster import Manifest
-from ft_assets.errors import Conflict, FtError, Unavailable
+from core.errors import Conflict, FtError, Unavailable
+from engine.adapters import llm_d
+from engine.adapters.cluster import Manifest
 
 TIMEOUT_S = (5.0, 30.0)
 """Seconds to connect, and between two bytes."""

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
-from agent.workload import Workload
-from control_plane.capacity.pools import Pool
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
-from ft_assets.adapters.cluster import Manifest, label
-from ft_assets.errors import FtError, InvalidRequest, Unavailable
-from ft_assets.retries import RetryPolicy, with_retries
+from core.errors import FtError, InvalidRequest, Unavailable
+from core.retries import RetryPolicy, with_retries
+from core.workload import Workload
+from engine.adapters.cluster import Manifest, label
+from engine.scheduler.pools import Pool
 from resources.launcher import kubernetes_manifests as manifests
 from resources.launcher.kubernetes_api import (
     BY_KIND,

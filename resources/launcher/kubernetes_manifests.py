@@ -10,11 +10,11 @@ import base64
 import math
 from collections.abc import Mapping
 
-from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from control_plane.capacity import kueue
-from control_plane.capacity.pools import Pool
-from ft_assets.adapters.cluster import DIGEST, USER, Manifest, container, label, object_name
-from ft_assets.errors import Conflict
+from core.errors import Conflict
+from core.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
+from engine.adapters.cluster import DIGEST, USER, Manifest, container, label, object_name
+from engine.scheduler.pools import Pool
 
 WORKLOAD = "ft-platform/workload"
 """Label of everything that belongs to a workload, its annotation with the whole name, and the finalizer of its Job: what a Job says of its

@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
-from ft_assets.adapters.cluster import Manifest
+from engine.adapters.cluster import Manifest
 from resources.launcher.kubernetes_manifests import AGENT, workload_of
 
 INDEX = "batch.kubernetes.io/job-completion-index"

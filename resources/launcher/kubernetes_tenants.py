@@ -16,12 +16,12 @@ from typing import ClassVar
 
 from control_plane.billing.metering.rounds import Round
 from control_plane.capacity import kueue
-from control_plane.capacity.pools import Pool
 from control_plane.platform.protocols import Search
 from control_plane.tenants.rules import TIERS, Tenant
-from ft_assets.adapters.cluster import Manifest
-from ft_assets.errors import Unavailable
-from ft_assets.retries import RetryPolicy, with_retries
+from core.errors import Unavailable
+from core.retries import RetryPolicy, with_retries
+from engine.adapters.cluster import Manifest
+from engine.scheduler.pools import Pool
 from resources.launcher.kubernetes_api import CONFIG_MAPS, JOBS, NAMESPACES, ROLE_BINDINGS, SECRETS, KubernetesApi, Outdated
 from resources.launcher.kubernetes_manifests import WORKLOAD
 

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from control_plane.capacity import gpu_devices
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
-from ft_assets.errors import Unavailable
-from ft_assets.layout import checked_id
-from ft_assets.telemetry import spans
+from core.errors import Unavailable
+from core.layout import checked_id
+from core.telemetry import spans
+from core.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from resources.launcher import prewarmed
 from resources.launcher.process_identity import alive, group_alive
 from resources.launcher.workload_watcher import write_json

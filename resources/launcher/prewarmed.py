@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from agent.workload import Kind, Workload
+from core.workload import Kind, Workload
 from resources.launcher.process_identity import alive
 
 ANSWER_TIMEOUT_S = 5.0

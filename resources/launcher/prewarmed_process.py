@@ -29,9 +29,9 @@ from typing import Any, BinaryIO
 from agent import prewarmed_trainer
 from agent.prewarmed_trainer import ForkedProcess
 from control_plane.capacity import gpu_devices
-from ft_assets.forked_process import Forked, Order, become
-from ft_assets.telemetry import spans
-from ft_assets.training import methods
+from core.forked_process import Forked, Order, become
+from core.telemetry import spans
+from engine.training import methods
 from resources.launcher import workload_watcher
 from resources.launcher.prewarmed import ANSWER_TIMEOUT_S, unix_socket
 from resources.launcher.process_identity import identity
@@ -41,7 +41,7 @@ IDLE_S = 600.0
 LOWEST_PRIORITY = 19
 LATE = (gpu_devices.VISIBLE, spans.PARENT, "LC_CTYPE")
 """Variables that are read after the imports, as ``FT_*`` are; the last one is set by each interpreter."""
-LATE_IMPORTS = ("agent.supervise", "agent.evaluation", "ft_assets.training.runtime.train")
+LATE_IMPORTS = ("agent.supervise", "agent.evaluation", "engine.training.runtime.train")
 
 
 def serve(directory: Path, *, idle_s: float = IDLE_S) -> None:
@@ -111,7 +111,7 @@ def _fork_agent(spec: Mapping[str, Any], env: Mapping[str, str], output: int) ->
 def _import_at_low_priority() -> None:
     """Give way to everything else, in this thread only: no process can take its low priority back, and the trainer needs its own."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
-    imports = importlib.import_module("ft_assets.training.runtime.imports")
+    imports = importlib.import_module("engine.training.runtime.imports")
     imports.import_stack(methods.get("sft"))
     for name in LATE_IMPORTS:
         importlib.import_module(name)

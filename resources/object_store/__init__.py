@@ -13,7 +13,7 @@ from cryptography.fernet import MultiFernet
 from control_plane.platform.protocols import ObjectStore
 from control_plane.platform.secrets import cipher
 from control_plane.platform.settings import Settings
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 from resources.object_store.local import LocalObjectStore
 from resources.object_store.tenant_keys import KEYS, TenantKeys
 

@@ -15,9 +15,9 @@ from typing import BinaryIO
 
 from agent.messages import Completion, PartGrant, WriteGrant
 from control_plane.platform.protocols import ObjectInfo, ObjectStore
-from ft_assets.durable_files import swap_names, sync_to_disk
-from ft_assets.encrypted_files import MARK, DataKey, decrypted, encrypt, envelope_of, plain_bytes, with_key
-from ft_assets.errors import IntegrityError
+from core.durable_files import swap_names, sync_to_disk
+from core.encrypted_files import MARK, DataKey, decrypted, encrypt, envelope_of, plain_bytes, with_key
+from core.errors import IntegrityError
 from resources.object_store.object_keys import checked_digests, checked_key, missing
 from resources.object_store.tenant_keys import TenantKeys
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from filelock import FileLock, Timeout
 
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.errors import Conflict, Unavailable
+from core.errors import Conflict, Unavailable
 from resources.object_store.local import STAGING, LocalObjectStore
 
 LINKS, LOCK = ".backup", ".backup.lock"

@@ -12,7 +12,7 @@ import httpx
 
 from agent.messages import WriteGrant
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.errors import IntegrityError, Unavailable
+from core.errors import IntegrityError, Unavailable
 
 PREFIX = "probes"
 TIMEOUT = httpx.Timeout(10.0)

@@ -20,8 +20,8 @@ from s3transfer.exceptions import RetriesExceededError
 
 from agent.messages import Completion, PartGrant, WriteGrant
 from control_plane.platform.protocols import ObjectInfo
-from ft_assets import layout
-from ft_assets.errors import FtError, IntegrityError, InvalidRequest, Unavailable
+from core import layout
+from core.errors import FtError, IntegrityError, InvalidRequest, Unavailable
 from resources.object_store.object_keys import checked_digests, checked_key, missing
 
 if TYPE_CHECKING:

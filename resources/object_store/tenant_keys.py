@@ -11,9 +11,9 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from control_plane.platform.secrets import kept_secret, replace_keys
-from ft_assets.encrypted_files import DATA_KEY_BYTES, DataKey
-from ft_assets.errors import IntegrityError
-from ft_assets.layout import tenant_of
+from core.encrypted_files import DATA_KEY_BYTES, DataKey
+from core.errors import IntegrityError
+from core.layout import tenant_of
 
 KEYS = ".keys"
 """Directory of the tenants' keys, one file each: no object's key starts with a dot."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from ft_assets.telemetry.redaction import without_credentials
+from core.telemetry.redaction import without_credentials
 from resources.tracking.mlflow_tracker import file_of, older_artifacts, open_client
 from resources.tracking.model_registry import search_all
 

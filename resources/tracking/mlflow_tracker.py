@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from control_plane.platform.protocols import NO_TABLES, ObjectStore, Tables, TrackedRun
-from ft_assets import layout
-from ft_assets.errors import InvalidRequest
-from ft_assets.telemetry.redaction import without_credentials
+from core import layout
+from core.errors import InvalidRequest
+from core.telemetry.redaction import without_credentials
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric

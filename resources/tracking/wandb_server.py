@@ -15,8 +15,8 @@ from urllib.parse import quote
 import httpx
 
 from control_plane.platform.protocols import WandbRun
-from ft_assets.errors import Unavailable
-from ft_assets.storable_text import printable
+from core.errors import Unavailable
+from core.storable_text import printable
 
 PUBLIC, PUBLIC_APP = "https://api.wandb.ai", "https://wandb.ai"
 """The service's API, and where its users look; a server of one's own has one address for both."""

@@ -26,7 +26,7 @@ from benchmarks.local_stack import Stack, local_stack
 from benchmarks.soak.processes import Processes
 from control_plane.platform.settings import load
 from control_plane.tenants.sessions import COOKIE
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from resources.database.engine import make_engine, owner_url
 from tests.abuse.flood import flooding
 from tests.abuse.scenarios import ASK, ASK_JSON, CHAT, JOB, MODEL, ROWS, SCENARIOS, ok

@@ -14,7 +14,7 @@ from agent.objects import Objects
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
 from control_plane.platform.context import Platform
-from ft_assets.errors import IntegrityError
+from core.errors import IntegrityError
 from resources.object_store import LOCAL_KEYS, from_url
 
 INSTALLATION = MultiFernet([Fernet(Fernet.generate_key())])

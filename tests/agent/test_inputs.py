@@ -13,16 +13,16 @@ import pytest
 from agent.api_client import ApiClient
 from agent.inputs import NodeInputs, Stream
 from agent.objects import Objects
-from agent.workload import Input, Kind, Workload
 from control_plane.attempts import agents, start
 from control_plane.attempts.claims import Claim
 from control_plane.platform.context import Platform
-from ft_assets import layout
-from ft_assets.errors import IntegrityError
-from ft_assets.training.pack_stream import ARRIVING, arrival_order
-from ft_assets.training.runtime import pack_loader
-from ft_assets.training.spec import Source
-from tests.ft_assets.training.attempts import SPEC, VOCAB, write_pack
+from core import layout
+from core.errors import IntegrityError
+from core.workload import Input, Kind, Workload
+from engine.training.pack_stream import ARRIVING, arrival_order
+from engine.training.runtime import pack_loader
+from engine.training.spec import Source
+from tests.engine.training.attempts import SPEC, VOCAB, write_pack
 from tests.support.jobs.followed_jobs import until
 
 SHARDS = 9

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent import node_space
-from ft_assets.training.checkpoints import MANIFEST, STATE, committed, step_name
+from engine.training.checkpoints import MANIFEST, STATE, committed, step_name
 from tests.support.jobs import committed_checkpoints
 from tests.support.jobs.training_specs import SPEC
 

@@ -16,8 +16,8 @@ from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
 from control_plane.platform.context import Platform
 from control_plane.queue import cycle
-from ft_assets import layout
-from ft_assets.errors import FtError, InvalidRequest
+from core import layout
+from core.errors import FtError, InvalidRequest
 from tests.support.jobs.started_job import start_job
 
 DIGEST = "0" * 64

@@ -19,7 +19,6 @@ from agent.messages import PART_BYTES, Commit, Completion, Heartbeat, Restored, 
 from agent.objects import Objects
 from agent.restore import restore
 from agent.uploads.checkpoint_uploads import commit, store_directory
-from agent.workload import StoredCheckpoint
 from control_plane.attempts import agents
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
@@ -27,10 +26,11 @@ from control_plane.http.store_calls import STORE_CALLS
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import ObjectStore
 from control_plane.tenants import service as tenants
-from ft_assets.durable_files import sha256_of
-from ft_assets.errors import IntegrityError, InvalidRequest, Unavailable
-from ft_assets.retries import RetryPolicy, with_retries
-from ft_assets.training.checkpoints import MANIFEST, STATE, Manifest, manifest_digest, verify
+from core.durable_files import sha256_of
+from core.errors import IntegrityError, InvalidRequest, Unavailable
+from core.retries import RetryPolicy, with_retries
+from core.workload import StoredCheckpoint
+from engine.training.checkpoints import MANIFEST, STATE, Manifest, manifest_digest, verify
 from resources.object_store.s3 import S3ObjectStore
 from tests.support.jobs import committed_checkpoints
 from tests.support.jobs.followed_jobs import until

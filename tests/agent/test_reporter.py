@@ -14,7 +14,7 @@ from control_plane.attempts import agents
 from control_plane.attempts.claims import Claim
 from control_plane.jobs.service import list_events
 from control_plane.platform.context import Platform
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 
 CODE = next(iter(agents.NOTICES))
 

@@ -15,12 +15,12 @@ from agent.api_client import ApiClient
 from agent.objects import Objects
 from agent.restore import restore
 from agent.uploads.checkpoint_uploads import store_directory
-from agent.workload import StoredCheckpoint
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
 from control_plane.platform.context import Platform
-from ft_assets.training.checkpoints import MANIFEST, STATE, committed, manifest_digest, step_name, verify
-from ft_assets.training.spec import EarlyStopping
+from core.workload import StoredCheckpoint
+from engine.training.checkpoints import MANIFEST, STATE, committed, manifest_digest, step_name, verify
+from engine.training.spec import EarlyStopping
 from tests.support.jobs import committed_checkpoints
 from tests.support.jobs.training_specs import SPEC
 

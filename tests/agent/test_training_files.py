@@ -13,7 +13,7 @@ import pytest
 
 from agent.messages import Reported
 from agent.training_files import LOADING_S, STUCK_AFTER_S, Liveness, Metrics
-from ft_assets.training.runtime.status_files import Heartbeat, Progress
+from engine.training.runtime.status_files import Heartbeat, Progress
 
 TIMEOUT_S = 40.0
 NOTHING = Reported(step=0, validation=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.datasets.rows import read_labels, write_rows
-from ft_assets.datasets.ingest import Policies, validate_file
+from engine.data.ingest import Policies, validate_file
 
 
 @pytest.mark.slow

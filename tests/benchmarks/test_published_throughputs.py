@@ -10,8 +10,8 @@ import yaml
 from benchmarks.estimates import __main__ as table
 from benchmarks.estimates import published
 from benchmarks.estimates.published import Published
-from ft_assets.training.cost_model import cost
-from ft_assets.training.memory import COUNTS
+from engine.training.cost_model import cost
+from engine.training.memory import COUNTS
 
 ROWS = published.read()
 

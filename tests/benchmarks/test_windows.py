@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.training.window_fill import within
 from benchmarks.training.windows import ROWS, VARIANTS, compared
-from ft_assets.datasets.packs.best_fit import Windows
+from engine.data.packs.best_fit import Windows
 
 
 def run(variant: str, seed: int, loss: float, comparison: str = "length") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ft_assets.adapters.cluster import USER, container
+from engine.adapters.cluster import USER, container
 from tests.cluster.installed_platform import Installed, Kubectl, Manifest
 
 NAMESPACE = "ft-probes"

@@ -22,8 +22,8 @@ import pytest
 
 from agent.api_client import PREFIX
 from agent.messages import FENCED
-from agent.workload import TOKEN_FILE, VARIABLE, InputFile, Workload
-from ft_assets import layout
+from core import layout
+from core.workload import TOKEN_FILE, VARIABLE, InputFile, Workload
 from tests.cluster import probe_pods
 from tests.cluster.installed_platform import NAMESPACE, RELEASE, Installed, Manifest, Tenant, until
 from tests.cluster.probe_pods import CLOSED, LISTENER, OPEN, PORT, Pod

@@ -24,7 +24,7 @@ from control_plane.platform.context import Platform
 from control_plane.serving.tables import deployments, model_servers, replica_adapters
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from tests.support.jobs.followed_jobs import Job, Scripted, store_pack
 from tests.support.jobs.training_specs import SPEC
 from tests.support.platform.fleet_in_memory import ONE, TWO, Clock, Place, Servers

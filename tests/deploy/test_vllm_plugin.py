@@ -24,9 +24,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from ft_assets.adapters import package, serving_index
-from ft_assets.adapters.record import make_name
-from ft_assets.adapters.serving_index import Entry
+from engine.adapters import package, serving_index
+from engine.adapters.record import make_name
+from engine.adapters.serving_index import Entry
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from control_plane.cli.command_tree import build
 from control_plane.jobs.submission import HYPERPARAMETER_ALIASES, JobRequest
-from ft_assets.base_models import ENGINE_RANKS
-from ft_assets.datasets import shapes
-from ft_assets.errors import InvalidRequest
-from ft_assets.training import methods
-from ft_assets.training.requested_hyperparameters import LIMITS, checked
+from core.base_models import ENGINE_RANKS
+from core.errors import InvalidRequest
+from engine.data import shapes
+from engine.training import methods
+from engine.training.requested_hyperparameters import LIMITS, checked
 from tests.docs.moving_rows import PAGE, ROWS, many
 
 RUNNER, APP = CliRunner(), build()

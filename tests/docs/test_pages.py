@@ -19,8 +19,9 @@ from control_plane.capacity import configured_pools
 from control_plane.cli.command_tree import build
 from control_plane.http.error_responses import Error
 from control_plane.planning import job_mix, kind_sizes
-from ft_assets.evals.suites import task_files
-from ft_assets.training.memory.gpus import GPUS
+from core.telemetry.logs import PACKAGES
+from engine.evals.suites import task_files
+from engine.training.memory.gpus import GPUS
 from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, ROOT, Block, Command, blocks, commands, of_language
 from tests.docs.reader import reader
 
@@ -92,8 +93,7 @@ NO_EXTRAS = {"comma"}
 
 
 def test_every_extra_that_a_page_or_a_message_names_exists() -> None:
-    packages = ("agent", "control_plane", "deploy", "ft_assets", "resources", "sensors", "tools")
-    sources = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    sources = [path for package in (*PACKAGES, "tools") for path in (ROOT / package).rglob("*.py")]
     named = {
         (path, name)
         for path in (*PAGES, *(ROOT / "docs").rglob("*.md"), *sources, ROOT / "Makefile")

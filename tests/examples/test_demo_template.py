@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ft_assets.base_models import Catalogue
-from ft_assets.datasets.schema import Example, Message, ToolCall
-from ft_assets.datasets.tokens.call_form import CallForm
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.datasets.tokens.loss_mask import IGNORE
-from ft_assets.datasets.tokens.tool_probe import TemplateTools
-from tests.ft_assets.datasets.examples_of import varied_chats
+from core.base_models import Catalogue
+from engine.data.schema import Example, Message, ToolCall
+from engine.data.tokens.call_form import CallForm
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.data.tokens.loss_mask import IGNORE
+from engine.data.tokens.tool_probe import TemplateTools
+from tests.engine.data.examples_of import varied_chats
 
 BASE = Path(__file__).parents[2] / "examples" / "demo" / "base_model"
 RELEASED = BASE.with_name("base_model_0_1")

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ft_assets.training.runtime.__main__ import main
+from engine.training.runtime.__main__ import main
 
 SHARE = 0.85
 

@@ -18,7 +18,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from agent.messages import Heartbeat, Restored
-from agent.workload import Kind
 from control_plane.attempts import agents
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
@@ -36,8 +35,9 @@ from control_plane.queue import cycle
 from control_plane.queue.snapshot import has_result
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
-from ft_assets.errors import Conflict, Fault
-from ft_assets.training.failures import FailureClass, Retry
+from core.errors import Conflict, Fault
+from core.workload import Kind
+from engine.training.failures import FailureClass, Retry
 from tests.support.jobs.training_specs import SPEC
 
 POOLS = """

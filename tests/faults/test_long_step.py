@@ -15,22 +15,22 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
-from ft_assets.training.checkpoints import RESUMABLE, committed, verify  # noqa: E402
-from ft_assets.training.data_order import DataOrder  # noqa: E402
-from ft_assets.training.runtime import (  # noqa: E402
+from engine.training.checkpoints import RESUMABLE, committed, verify  # noqa: E402
+from engine.training.data_order import DataOrder  # noqa: E402
+from engine.training.runtime import (  # noqa: E402
     pack_loader,
     parallel,
 )
-from ft_assets.training.runtime.checkpoint_writer import Saver  # noqa: E402
-from ft_assets.training.runtime.loop import Loop  # noqa: E402
-from ft_assets.training.runtime.run_errors import Preempted  # noqa: E402
-from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress  # noqa: E402
-from ft_assets.training.runtime.stop_request import STEP_GRACE_S, StopRequest  # noqa: E402
-from ft_assets.training.runtime.topology import Topology  # noqa: E402
-from ft_assets.training.runtime.train import build_objective, deterministic  # noqa: E402
-from ft_assets.training.spec import RunFile  # noqa: E402
-from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
-from tests.ft_assets.training.in_process import Training  # noqa: E402
+from engine.training.runtime.checkpoint_writer import Saver  # noqa: E402
+from engine.training.runtime.loop import Loop  # noqa: E402
+from engine.training.runtime.run_errors import Preempted  # noqa: E402
+from engine.training.runtime.status_files import Heartbeat, MetricsLog, Progress  # noqa: E402
+from engine.training.runtime.stop_request import STEP_GRACE_S, StopRequest  # noqa: E402
+from engine.training.runtime.topology import Topology  # noqa: E402
+from engine.training.runtime.train import build_objective, deterministic  # noqa: E402
+from engine.training.spec import RunFile  # noqa: E402
+from tests.engine.training.attempts import SPEC, write_pack  # noqa: E402
+from tests.engine.training.in_process import Training  # noqa: E402
 from tests.support.models.tiny_model import VOCAB, build_tiny_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries; a run silences them too

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ft_assets.errors import Fault
-from ft_assets.training.checkpoints import committed
-from ft_assets.training.failures import Evidence, ExitEvidence, FailureClass, PastAttempt, Retry, classify, with_half_batch
-from tests.ft_assets.training.attempts import SPEC, Job, job, write_pack
-from tests.ft_assets.training.runtime.parallel.test_torchrun import torchrun
-from tests.ft_assets.training.runtime.test_endings import _rewrite
+from core.errors import Fault
+from engine.training.checkpoints import committed
+from engine.training.failures import Evidence, ExitEvidence, FailureClass, PastAttempt, Retry, classify, with_half_batch
+from tests.engine.training.attempts import SPEC, Job, job, write_pack
+from tests.engine.training.runtime.parallel.test_torchrun import torchrun
+from tests.engine.training.runtime.test_endings import _rewrite
 
 UNUSED_TOKEN = 258
 """No window of the tests' packs holds it."""
@@ -131,7 +131,7 @@ def test_kill_9_of_one_of_two_ranks_or_of_their_agent_is_a_lost_node(tmp_path: P
     with job(tmp_path, world_size=2, strategy="ddp") as pair:
         agent = pair.start(module=torchrun(2))
         pair.wait_until(lambda: len(pair.steps()) >= 4, timeout_s=90)
-        children = [p for p in psutil.Process(agent.pid).children() if "ft_assets.training.runtime" in p.cmdline()]
+        children = [p for p in psutil.Process(agent.pid).children() if "engine.training.runtime" in p.cmdline()]
         ranks = {int(p.environ()["RANK"]): p for p in children}
         os.kill(agent.pid if victim == "agent" else ranks[int(victim[-1])].pid, signal.SIGKILL)
         code = agent.wait(timeout=60)

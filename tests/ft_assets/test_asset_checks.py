@@ -18,13 +18,13 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets import layout
+from core import layout
+from core.base_models import Catalogue
+from core.durable_files import sha256_of
+from core.errors import Unavailable
+from engine.data.packs import manifest
 from ft_assets.adapters.assets import adapter
-from ft_assets.base_models import Catalogue
 from ft_assets.datasets.assets import dataset, tokenized_pack
-from ft_assets.datasets.packs import manifest
-from ft_assets.durable_files import sha256_of
-from ft_assets.errors import Unavailable
 from ft_assets.platform_resource import PlatformResource, checked
 from tests.support.jobs.finished_job import finish
 from tests.support.models.tiny_model import build_tiny_model

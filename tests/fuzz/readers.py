@@ -22,16 +22,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ft_assets.datasets import shapes
-from ft_assets.datasets.checks import all_codes
-from ft_assets.datasets.checks.turn_order import order_problems
-from ft_assets.datasets.ingest import Policies, validate_file
-from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.readers import kernels_scan as scan
-from ft_assets.datasets.readers.json_rows import parse_json
-from ft_assets.datasets.readers.row_stream import Opened, open_rows
-from ft_assets.datasets.schema import canonical, parse_canonical
-from ft_assets.errors import InvalidDataset
+from core.errors import InvalidDataset
+from engine.data import shapes
+from engine.data.checks import all_codes
+from engine.data.checks.turn_order import order_problems
+from engine.data.ingest import Policies, validate_file
+from engine.data.problems import Problem
+from engine.data.readers import kernels_scan as scan
+from engine.data.readers.json_rows import parse_json
+from engine.data.readers.row_stream import Opened, open_rows
+from engine.data.schema import canonical, parse_canonical
 from tests.fuzz.files import any_file
 
 MAX_BYTES = 50_000_000

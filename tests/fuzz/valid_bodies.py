@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from control_plane.datasets.uploads.schemas import CreateUpload
-from ft_assets.datasets.policies import policy_options
-from ft_assets.evals.config import EvalConfig
-from ft_assets.training import methods
-from ft_assets.training.methods import Limit
-from ft_assets.training.requested_hyperparameters import LIMITS
+from engine.data.policies import policy_options
+from engine.evals.config import EvalConfig
+from engine.training import methods
+from engine.training.methods import Limit
+from engine.training.requested_hyperparameters import LIMITS
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is my parcel?"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"id": 1}'}}

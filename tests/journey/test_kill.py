@@ -12,7 +12,7 @@ import openai
 import psutil
 import pytest
 
-from ft_assets import layout
+from core import layout
 from tests.journey.conftest import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

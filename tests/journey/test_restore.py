@@ -15,7 +15,7 @@ import openai
 import psycopg2
 import pytest
 
-from ft_assets import layout
+from core import layout
 from tests.journey.conftest import Stack, environment, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import pytest
 
 from control_plane.platform.protocols import WebhookAnswer
-from control_plane.platform.webhook_targets import parse_networks
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
+from core.public_addresses import parse_networks
 from resources.webhook_sender import BODY_S, HttpWebhookSender
 from tests.support.servers.raw_server import RawServer, raw_server
 

@@ -27,8 +27,8 @@ from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from control_plane.tracking import service as tracking
 from control_plane.tracking.tables import integrations
-from ft_assets.encrypted_files import ENVELOPE_BYTES, MARK, encrypt
-from ft_assets.errors import Conflict, IntegrityError, InvalidRequest
+from core.encrypted_files import ENVELOPE_BYTES, MARK, encrypt
+from core.errors import Conflict, IntegrityError, InvalidRequest
 from resources import key_rotation
 from resources.object_store import LOCAL_KEYS, from_url, object_links
 from resources.object_store.local import LocalObjectStore, Renewed
@@ -119,7 +119,7 @@ def cipher_of(lines: list[str]) -> Fernet:
 def opens(key: Fernet, file: Path) -> bool:
     from cryptography.fernet import InvalidToken
 
-    from ft_assets.encrypted_files import envelope_of
+    from core.encrypted_files import envelope_of
 
     with file.open("rb") as stream:
         envelope = envelope_of(stream)
@@ -133,7 +133,7 @@ def opens(key: Fernet, file: Path) -> bool:
 
 def write_granted(platform: Platform, url: str) -> None:
     """What an agent does with a key that it was granted before the rotation."""
-    from ft_assets.encrypted_files import key_in
+    from core.encrypted_files import key_in
 
     target = platform.settings.home / "objects/tenants/b/granted"
     granted = key_in(url)

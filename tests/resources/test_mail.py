@@ -17,7 +17,7 @@ import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, Envelope, LoginPassword, Session
 
-from ft_assets.errors import Conflict, Unavailable
+from core.errors import Conflict, Unavailable
 from resources.mail import SmtpMailer, is_address
 from tests.support.servers.certificates import contexts
 

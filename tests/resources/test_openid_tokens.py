@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from joserfc import jwe
 from joserfc.jwk import ECKey, RSAKey
 
-from ft_assets.errors import Forbidden, FtError, Unavailable
+from core.errors import Forbidden, FtError, Unavailable
 from resources import openid_provider
 from resources.openid_provider import OpenIdProvider
 from tests.support.servers.raw_server import RawServer, raw_server

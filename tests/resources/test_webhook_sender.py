@@ -12,8 +12,8 @@ from typing import Any
 import httpcore
 import pytest
 
-from control_plane.platform.webhook_targets import parse_networks
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
+from core.public_addresses import parse_networks
 from resources.webhook_sender import MAX_BODY_BYTES, HttpWebhookSender, system_resolve
 from tests.support.servers.certificates import contexts
 from tests.support.servers.webhook_receiver import Receiver, receiver

@@ -12,14 +12,14 @@ import pytest
 import sqlalchemy as sa
 from dagster._core.test_utils import create_run_for_test
 
-from control_plane.capacity.pools import local_pool
 from control_plane.evaluations import service
 from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as table
 from control_plane.platform.context import Platform
 from control_plane.queue.cycle import run_cycle
 from control_plane.tenants import service as tenants
-from ft_assets import layout
+from core import layout
+from engine.scheduler.pools import local_pool
 from ft_assets.adapters.assets import adapter_evaluation
 from ft_assets.platform_resource import PlatformResource
 from resources.launcher.kubernetes_api import KubernetesApi

@@ -23,7 +23,7 @@ from control_plane.platform.context import Platform
 from control_plane.queue.launches import bind, due_runs, replace_run
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
-from ft_assets.errors import FtError, Unavailable
+from core.errors import FtError, Unavailable
 from resources.dagster.graphql_client import DagsterLaunches
 from sensors.queue_listener import LAUNCHES_AT_ONCE, QueueListener, listen, run
 from sensors.run_requests import MAX_REQUESTS_PER_TICK, missing

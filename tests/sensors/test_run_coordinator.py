@@ -24,9 +24,9 @@ from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.queue.cycle import run_cycle
 from control_plane.queue.launches import due_runs, replace_run
-from control_plane.queue.scheduler import Start
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
+from engine.scheduler import Start
 from resources.launcher.local_processes import LocalLauncher
 from sensors.evaluation_requests import due_requests
 from sensors.run_coordinator import AdmissionRunCoordinator

@@ -30,9 +30,9 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import launches
 from control_plane.tenants import service as tenants
-from ft_assets.errors import Fault
+from core.errors import Fault
+from engine.training.failures import Retry, StopReason
 from ft_assets.platform_resource import PlatformResource
-from ft_assets.training.failures import Retry, StopReason
 from resources.dagster.run_records import record_path, runs_dir
 from resources.launcher import LocalLauncher
 from resources.launcher.process_identity import identity

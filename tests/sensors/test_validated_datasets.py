@@ -26,7 +26,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.tenant_data.erasure import KEPT_REPORT
 from control_plane.tenants import service as tenants
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from ft_assets.definitions import defs
 from ft_assets.platform_resource import PlatformResource
 from sensors import validated_datasets as reports

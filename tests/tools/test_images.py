@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from ft_assets.telemetry import provenance
+from core.telemetry import provenance
 from tools.images import APP, EXTRAS, ROOT, locked, name, pins
 from tools.lock import LOCK, packages_of
 

@@ -13,7 +13,7 @@ import pytest
 
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from resources.inference.fleet_client import HttpFleet
 from tests.support.servers.inference_server import TOKEN
 from tests.vllm.customer import Customer

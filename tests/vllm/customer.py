@@ -19,9 +19,9 @@ from control_plane.datasets.tables import files
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.serving.rollout import reconcile
-from ft_assets.adapters.package import WEIGHTS
-from ft_assets.evals.gate.verdict import Verdict
-from ft_assets.evals.scoring.report import EvalReport
+from engine.adapters.package import WEIGHTS
+from engine.evals.gate.verdict import Verdict
+from engine.evals.scoring.report import EvalReport
 from tests.support.jobs.registered_adapter import add_dataset
 from tests.support.models.tiny_adapter import Arrays, build_tiny_adapter
 from tests.vllm.vllm_server import SERVED

@@ -8,8 +8,8 @@ import httpx
 import torch
 from transformers import AutoModelForCausalLM
 
-from ft_assets.adapters.exports import Format, Precision, fp8
-from tests.ft_assets.adapters.test_exports import made, order
+from engine.adapters.exports import Format, Precision, fp8
+from tests.engine.adapters.test_exports import made, order
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.vllm.vllm_server import SERVED, Server
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ft_assets.evals.run import run_status
-from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.evals.suites import suite_items
-from tests.ft_assets.evals.run_evaluations import evaluate, holdout_items
+from engine.evals.run import run_status
+from engine.evals.run.run_file import EvalRun
+from engine.evals.suites import suite_items
+from tests.engine.evals.run_evaluations import evaluate, holdout_items
 from tests.support.models.tiny_adapter import build_tiny_adapter
 
 

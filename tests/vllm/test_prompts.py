@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ft_assets.adapters.cluster import TRAINED_PROMPTS
-from ft_assets.datasets.conversation import normalize_request, read_request
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from tests.ft_assets.datasets.tokens.conversations import Kinds, conversation, spelled
-from tests.ft_assets.datasets.tokens.test_prompt_parity import EVERY_FIELD
+from engine.adapters.cluster import TRAINED_PROMPTS
+from engine.data.conversation import normalize_request, read_request
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from tests.engine.data.tokens.conversations import Kinds, conversation, spelled
+from tests.engine.data.tokens.test_prompt_parity import EVERY_FIELD
 from tests.vllm.vllm_server import SERVED, Server, build_servable_model
 
 CONTEXT, NUM_CONVERSATIONS = 8192, 150

@@ -14,8 +14,8 @@ import pytest
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.serving.rollout import reconcile
-from ft_assets.adapters.package import CONFIG, WEIGHTS
-from ft_assets.errors import Conflict, FtError
+from core.errors import Conflict, FtError
+from engine.adapters.package import CONFIG, WEIGHTS
 from tests.support.models.tiny_adapter import Arrays
 from tests.vllm.customer import Change, Customer, nan_in
 from tests.vllm.reference import expected_tokens

@@ -10,9 +10,9 @@ import yaml
 from control_plane.adapters.service import get_adapter
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets.adapters import cluster, servers
-from ft_assets.adapters.cluster import ClusterSettings
-from ft_assets.training import model_shapes
+from engine.adapters import cluster, servers
+from engine.adapters.cluster import ClusterSettings
+from engine.training import model_shapes
 from resources.inference import fetch_package
 from tests.vllm.customer import Customer
 from tests.vllm.reference import expected_tokens

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from ft_assets.adapters.serving_index import filename
+from engine.adapters.serving_index import filename
 from tests.support.models.tiny_model import HEADS, HIDDEN, KV_HEADS, LAYERS, build_tiny_model
 from tests.support.servers.inference_server import free_port
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from control_plane.capacity.pools import Node, Pool
-from control_plane.queue.scheduler import Placement
+from engine.scheduler import Placement
+from engine.scheduler.pools import Node, Pool
 
 Free = dict[str, int]
 

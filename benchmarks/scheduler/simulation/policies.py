@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.scheduler.simulation.nodes import Free, give, place, take
-from control_plane.capacity.pools import Pool
-from control_plane.queue import scheduler
-from control_plane.queue.scheduler import Decision, Placement, Reason, Reservation, Running, Snapshot, Start, Wait, Waiting
-from control_plane.queue.scheduler.rules import DEFAULT
+from engine import scheduler
+from engine.scheduler import Decision, Placement, Reason, Reservation, Running, Snapshot, Start, Wait, Waiting
+from engine.scheduler.pools import Pool
+from engine.scheduler.rules import DEFAULT
 
 Policy = Callable[[Snapshot, float], Sequence[Decision]]
 Key = Callable[[Waiting], tuple[float, float, str]]

@@ -28,7 +28,7 @@ from control_plane.queue.status.metrics import QueueGauges
 from control_plane.quotas.tables import quota_holds
 from control_plane.tenant_data.tables import deletion_requests
 from control_plane.tenants.rules import TIERS
-from ft_assets.errors import Fault
+from core.errors import Fault
 
 MAX_AGE_S = 10.0
 """Scrapes usually come every 15 s or less often; more frequent ones get cached values."""

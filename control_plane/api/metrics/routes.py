@@ -11,7 +11,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from control_plane.http.authentication import WholePlatform, bearer
-from ft_assets.errors import Forbidden
+from core.errors import Forbidden
 
 FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 """A proxy on this machine forwards remote callers, who only appear to be local."""

@@ -9,7 +9,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from agent.workload import Kind
 from control_plane.adapters import exports
 from control_plane.adapters.exporting import orders
 from control_plane.adapters.tables import adapters
@@ -18,9 +17,10 @@ from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import agents, attempts
 from control_plane.datasets import orphaned_objects
 from control_plane.queue.tables import reservations
-from ft_assets import layout
-from ft_assets.storable_text import printable
-from ft_assets.training.failures import Outcome, Retry
+from core import layout
+from core.storable_text import printable
+from core.workload import Kind
+from engine.training.failures import Outcome, Retry
 
 MAX_FAILURES = 3
 """Attempts of one export that may fail; what was killed three times (for its memory, say) will be again."""

@@ -6,10 +6,10 @@ import hashlib
 import json
 from typing import Any
 
-from agent.workload import InputFile
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.adapters import package
-from ft_assets.errors import IntegrityError, NotFound
+from core.errors import IntegrityError, NotFound
+from core.workload import InputFile
+from engine.adapters import package
 
 
 def of_pack(objects: ObjectStore, prefix: str) -> tuple[InputFile, ...]:

@@ -6,11 +6,11 @@ import contextlib
 import json
 from pathlib import Path
 
-from agent.workload import InputFile
 from control_plane.platform.context import Platform
-from ft_assets import layout
-from ft_assets.base_models import CHANGED, CONFIG_FILES, digest_of_files, file_sha256, weight_files
-from ft_assets.errors import IntegrityError, NotFound
+from core import layout
+from core.base_models import CHANGED, CONFIG_FILES, digest_of_files, file_sha256, weight_files
+from core.errors import IntegrityError, NotFound
+from core.workload import InputFile
 
 LISTING = "files.json"
 """Names and digests of a model's files; written last."""

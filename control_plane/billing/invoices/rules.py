@@ -15,7 +15,7 @@ from control_plane.billing.rules import Entry
 from control_plane.billing.usage import rules as usage
 from control_plane.quotas.rules import Month, month_of
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 CURRENCY = "USD"
 HOUR_MS = 3_600_000

@@ -32,7 +32,7 @@ from control_plane.platform.records import columns, many, one_or_none
 from control_plane.quotas.rules import Month, month_of
 from control_plane.tenants.service import find_tenant
 from control_plane.tenants.tables import tenants
-from ft_assets.errors import NotFound
+from core.errors import NotFound
 
 MAX_PAGE = 100
 BUDGET_S = 15.0

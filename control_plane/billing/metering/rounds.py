@@ -10,7 +10,7 @@ from typing import Self
 
 from sqlalchemy.exc import DBAPIError
 
-from ft_assets.errors import FtError
+from core.errors import FtError
 
 log = logging.getLogger(__name__)
 

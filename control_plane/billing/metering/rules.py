@@ -15,9 +15,9 @@ from typing import Any, Literal
 from control_plane.billing import rules as billing
 from control_plane.billing.prices import PriceBook
 from control_plane.billing.rules import Entry
-from control_plane.capacity.pools import Pricing
-from ft_assets.errors import Fault
-from ft_assets.training.failures import Outcome
+from core.errors import Fault
+from engine.scheduler.pools import Pricing
+from engine.training.failures import Outcome
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ON_DEMAND: Pricing = "on_demand"

@@ -24,13 +24,13 @@ from control_plane.billing.metering.rules import INFERRED, LAUNCHER, SEEN, Meter
 from control_plane.billing.refunds import open_case
 from control_plane.billing.rules import Entry, usage_id
 from control_plane.billing.tables import ledger_entries, meter_events, unbilled_attempts
-from control_plane.capacity.pools import Pool
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
 from control_plane.queue.tables import reservations
-from ft_assets.errors import Fault
-from ft_assets.training.failures import Outcome
+from core.errors import Fault
+from engine.scheduler.pools import Pool
+from engine.training.failures import Outcome
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 
 from control_plane.billing.metering.rules import milliseconds, moment
 from control_plane.billing.rules import Entry
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 Width = Literal["hour", "day", "month"]
 WIDTHS: tuple[Width, ...] = get_args(Width)

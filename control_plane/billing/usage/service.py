@@ -24,7 +24,7 @@ from control_plane.billing.usage.rules import Dimension, Grouped, JobSum, Total,
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.records import one_or_none
-from ft_assets.errors import InvalidRequest, NotFound
+from core.errors import InvalidRequest, NotFound
 
 MAX_BUCKETS: Mapping[Width, int] = {"hour": 31 * 24 + 1, "day": 13 * 31 + 1, "month": 10 * 12 + 1}
 """A month of hours, thirteen months of days, ten years of months."""

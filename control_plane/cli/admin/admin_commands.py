@@ -95,7 +95,7 @@ def add_rows(
     file: Annotated[Path, typer.Argument(help="Your copy of the published file, .parquet or .jsonl.", exists=True, dir_okay=False)],
 ) -> Any:
     """Put the rows of a capability suite into FT_EVAL_DATA, after a check of their columns. Nothing is downloaded."""
-    from ft_assets.evals.suites import task_files
+    from engine.evals.suites import task_files
 
     settings = platform.settings
     place, rows = task_files.add_rows(name, split, file, task_dirs=settings.eval_task_dirs, data_dir=settings.eval_data_dir)

@@ -16,11 +16,11 @@ from control_plane.cli.admin.base_update_commands import ModelId
 from control_plane.cli.admin.local_platform import local
 from control_plane.cli.output import Json, fields, say
 from control_plane.cli.record_views import add_group, document, listing
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from control_plane.platform.context import Platform
-    from ft_assets.base_models import BaseModel
+    from core.base_models import BaseModel
 
 Since = Annotated[datetime | None, typer.Option("--since", formats=["%Y-%m-%d"], help="First day on which new jobs are refused.")]
 
@@ -61,7 +61,7 @@ def add(
     """Add a base model; its weights, tokenizer, template and config are pinned by digest."""
     from control_plane.models import catalogue as base_models
     from control_plane.platform.settings import load
-    from ft_assets.base_models import known_models
+    from core.base_models import known_models
 
     given = base_models.Given(license=license, context_length=context)
     if path is None and repo is None and model_id in known_models():
@@ -105,7 +105,7 @@ def list_models(
     as_json: Json = False,
 ) -> None:
     """List base models with license, context length, parameters, and the date of their deprecation."""
-    from ft_assets.base_models import known_models
+    from core.base_models import known_models
 
     catalogue = _catalogue()
     shown = [_shown(catalogue.card(model_id)) for model_id in catalogue.ids()]

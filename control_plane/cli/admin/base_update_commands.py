@@ -11,7 +11,7 @@ import typer
 
 from control_plane.cli.admin.local_platform import local, open_local
 from control_plane.cli.output import Json, fields, print_json, say, table
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from control_plane.models.base_updates import BaseUpdate

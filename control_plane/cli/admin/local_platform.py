@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from control_plane.cli import record_views
-from ft_assets.errors import InvalidRequest, Unavailable
+from core.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from control_plane.platform.context import Platform

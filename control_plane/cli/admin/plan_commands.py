@@ -15,7 +15,7 @@ from control_plane.cli.output import number
 from control_plane.cli.record_views import command
 from control_plane.platform.epoch_time import span_words
 from control_plane.platform.settings import Settings
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from control_plane.planning.job_mix import JobMix

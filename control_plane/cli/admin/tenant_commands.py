@@ -9,7 +9,7 @@ import typer
 
 from control_plane.cli.admin.local_platform import local
 from control_plane.cli.record_views import NewName, add_group, document, given, listing
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from control_plane.platform.context import Platform

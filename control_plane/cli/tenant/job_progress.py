@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from control_plane.cli.output import escape, live_bars, say
 from control_plane.cli.remedies import in_commands
 from control_plane.queue.status.messages import evaluation_line, waiting_line
-from ft_assets.errors import RateLimited, Unavailable
+from core.errors import RateLimited, Unavailable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

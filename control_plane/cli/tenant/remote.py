@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from control_plane.cli import record_views, session
-from ft_assets.errors import InvalidRequest, Unauthenticated, Unavailable
+from core.errors import InvalidRequest, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient

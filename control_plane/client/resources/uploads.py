@@ -13,7 +13,7 @@ import httpx
 from control_plane.client.connection import Resource
 from control_plane.client.record import Record
 from control_plane.client.wire import at
-from ft_assets.errors import IntegrityError, InvalidRequest, Unavailable
+from core.errors import IntegrityError, InvalidRequest, Unavailable
 
 PART_BYTES = 16 << 20
 """Bytes sent, and held in memory, at a time; the API accepts up to 64 MiB."""

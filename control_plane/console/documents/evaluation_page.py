@@ -11,8 +11,8 @@ from markupsafe import Markup
 from control_plane.console.documents.charts import curves, interval_bar
 from control_plane.console.documents.differences import marked
 from control_plane.console.jinja_environment import document
-from ft_assets.evals.suites.suite_items import SCORED
-from ft_assets.storable_text import shown_answer
+from core.storable_text import shown_answer
+from engine.evals.suites.suite_items import SCORED
 
 IN_NATS = frozenset({"perplexity", "preference_margin"})
 """Metrics whose intervals are not shares: each has its own scale."""

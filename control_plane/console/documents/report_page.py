@@ -11,8 +11,8 @@ from control_plane.console.documents.charts import SMALL, columns
 from control_plane.console.documents.differences import marked
 from control_plane.console.jinja_environment import document
 from control_plane.console.report_labels import KINDS, LANGUAGES, LENGTHS, PII_ACTIONS, POLICIES, STATISTICS, label
-from ft_assets.datasets.checks.contamination.contaminated_rows import contamination, contamination_line
-from ft_assets.datasets.report.validation_report import problems_of
+from engine.data.checks.contamination.contaminated_rows import contamination, contamination_line
+from engine.data.report.validation_report import problems_of
 
 SHOWN_APART = ("characters", "contamination", "tokens", "histogram", "personal_data", "quality.languages", "quality.top_answers")
 """Statistics with their own section."""
@@ -23,7 +23,7 @@ LEAST_SHARE = 0.01
 
 
 def report_page(report: Mapping[str, Any], *, name: str) -> str:
-    """Render `report` (see ``ft_assets.datasets.report.validation_report``) as one self-contained page."""
+    """Render `report` (see ``engine.data.report.validation_report``) as one self-contained page."""
     title = f"{name}: {'valid' if report['valid'] else 'not valid'}"
     return document("report", title=title, name=name, **report_values(report))
 

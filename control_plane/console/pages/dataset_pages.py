@@ -19,9 +19,9 @@ from control_plane.http.authentication import Approver
 from control_plane.jobs import service as jobs
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.models import service as models
-from ft_assets.datasets.preview import pieces
-from ft_assets.datasets.readers.column_map import parse_column_map
-from ft_assets.datasets.readers.encodings import LABELS
+from engine.data.preview import pieces
+from engine.data.readers.column_map import parse_column_map
+from engine.data.readers.encodings import LABELS
 
 DATASETS = "/console/datasets"
 RECENT_FILES = 10

@@ -30,11 +30,11 @@ from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.tables import Job
 from control_plane.platform.job_states import FINAL, TRANSITIONS, JobState
 from control_plane.queue.status.messages import waiting_line
-from ft_assets.adapters.promotion_rules import Releasability
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import NotFound
-from ft_assets.evals.gate.advice import combined
-from ft_assets.training.failures import Outcome
+from core.errors import NotFound
+from engine.adapters.promotion_rules import Releasability
+from engine.adapters.stages import Stage
+from engine.evals.gate.advice import combined
+from engine.training.failures import Outcome
 
 JOBS = "/console/jobs"
 STATUSES = ("running", "queued", "paused", "succeeded", "failed", "cancelled")

@@ -19,7 +19,7 @@ from control_plane.datasets.service import ExampleMessage
 from control_plane.evaluations import releases
 from control_plane.evaluations import service as evaluations
 from control_plane.http.authentication import AdminPrincipal, Approver, Writer
-from ft_assets.adapters.stages import GRACE, Stage
+from engine.adapters.stages import GRACE, Stage
 
 MODELS = "/console/models"
 STAGES = ("production", "draft", "staging", "quarantined", "deprecated", "archived")

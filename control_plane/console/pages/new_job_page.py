@@ -19,10 +19,10 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates.model_limits import hourly_micros, model_limits
 from control_plane.jobs.submission import adapter_of
 from control_plane.models import service as models
-from ft_assets.datasets.mixture import MAX_FILES, MixedFile
-from ft_assets.errors import NotFound
-from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gate.advice import combined
+from core.errors import NotFound
+from engine.data.mixture import MAX_FILES, MixedFile
+from engine.evals.config import EvalConfig
+from engine.evals.gate.advice import combined
 
 FILES_OFFERED = 100
 """Newest files in the choice of data, besides those of the earlier job or the address."""

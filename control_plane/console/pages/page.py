@@ -21,8 +21,8 @@ from control_plane.http.error_responses import Refused
 from control_plane.platform.context import Platform
 from control_plane.tenants import sessions
 from control_plane.tenants.rules import Principal, Scope
-from ft_assets.errors import Fault, FtError, InvalidRequest, Unauthenticated, Unavailable
-from ft_assets.telemetry import correlation
+from core.errors import Fault, FtError, InvalidRequest, Unauthenticated, Unavailable
+from core.telemetry import correlation
 
 HOME, SIGN_IN, OPERATORS = "/console", "/console/sign-in", "/console/operator"
 OF_OPERATOR = "tenant_key_required"

@@ -16,7 +16,7 @@ from control_plane.console.jinja_environment import render
 from control_plane.console.pages.page import PageDep, PageRoute
 from control_plane.console.reference_calls import BODIES, FT, OPENAI, OpenAiCall
 from control_plane.http.authentication import WholePlatform
-from ft_assets.errors import NotFound
+from core.errors import NotFound
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 JSON = "application/json"

@@ -19,8 +19,8 @@ from control_plane.platform.secrets import OPERATOR_PREFIX
 from control_plane.tenants import operators, sessions
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Operator, Principal
-from ft_assets.errors import Forbidden, FtError, NotFound, RateLimited
-from ft_assets.telemetry import correlation
+from core.errors import Forbidden, FtError, NotFound, RateLimited
+from core.telemetry import correlation
 
 OWN_PAGE = re.compile(r"/console(?:[/?][^\\\s]*)?")
 """Addresses to which a sign-in returns."""

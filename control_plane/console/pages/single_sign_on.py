@@ -25,9 +25,9 @@ from control_plane.platform.secrets import cipher
 from control_plane.tenants import members, operators
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Operator, Principal
-from ft_assets.errors import Forbidden, FtError, NotFound
-from ft_assets.storable_text import printable
-from ft_assets.telemetry import correlation
+from core.errors import Forbidden, FtError, NotFound
+from core.storable_text import printable
+from core.telemetry import correlation
 
 PREFIX = "/console/oidc"
 BEGUN, VERIFIED = "ft_sign_in", "ft_identity"

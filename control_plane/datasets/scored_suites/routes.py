@@ -17,8 +17,8 @@ from control_plane.http import forms
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.http.schemas import Deleted, ListOf
 from control_plane.platform.pagination import Page
-from ft_assets.errors import InvalidRequest
-from ft_assets.storable_text import check_storable
+from core.errors import InvalidRequest
+from core.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/scored_suites", tags=["scored_suites"])
 FIELDS = ("name", "metric", "grader", "max_drop", "min_score")

@@ -26,19 +26,19 @@ from control_plane.platform.context import Platform
 from control_plane.platform.records import many, one
 from control_plane.sandbox import scratch
 from control_plane.tenants.service import find_tenant, refuse_while_deleted
-from ft_assets import layout
-from ft_assets.datasets import shapes
-from ft_assets.datasets.checks.turn_order import order_problems
-from ft_assets.datasets.problems import Problem
-from ft_assets.datasets.readers.row_stream import open_rows
-from ft_assets.datasets.schema import Example
-from ft_assets.durable_files import sha256_of
-from ft_assets.errors import InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.evals import config
-from ft_assets.evals.suites.answer_metrics import METRICS, WITHOUT_REFERENCE
-from ft_assets.evals.suites.answer_reader import AnswerReader
-from ft_assets.evals.suites.suite_items import SCORED, Item, item_of
-from ft_assets.typed_json import from_json
+from core import layout
+from core.durable_files import sha256_of
+from core.errors import InvalidRequest, NotFound, QuotaExceeded
+from core.typed_json import from_json
+from engine.data import shapes
+from engine.data.checks.turn_order import order_problems
+from engine.data.problems import Problem
+from engine.data.readers.row_stream import open_rows
+from engine.data.schema import Example
+from engine.evals import config
+from engine.evals.suites.answer_metrics import METRICS, WITHOUT_REFERENCE
+from engine.evals.suites.answer_reader import AnswerReader
+from engine.evals.suites.suite_items import SCORED, Item, item_of
 
 MAX_FILE_BYTES = 16 << 20
 MAX_ITEMS = 2000

@@ -32,8 +32,8 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import GIB, Tier, tier_named
 from control_plane.tenants.service import find_tenant, refuse_while_deleted
 from control_plane.tenants.service import get as get_tenant
-from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
-from ft_assets.layout import file_key, part_key, shown_filename
+from core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
+from core.layout import file_key, part_key, shown_filename
 
 PENDING, COMPLETED, CANCELLED, EXPIRED = "pending", "completed", "cancelled", "expired"
 PART_BYTES = 64 << 20

@@ -9,7 +9,7 @@ from typing import BinaryIO, cast
 
 from control_plane.datasets.validation import NUM_HEAD_BYTES
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.errors import IntegrityError
+from core.errors import IntegrityError
 
 CHUNK_BYTES = 1 << 20
 

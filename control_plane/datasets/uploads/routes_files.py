@@ -24,7 +24,7 @@ from control_plane.http.streams import server_sent
 from control_plane.http.turns import Download, give_up_turn, run_waiting
 from control_plane.platform.context import Platform
 from control_plane.platform.transfer import in_pieces
-from ft_assets.layout import safe_filename
+from core.layout import safe_filename
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 

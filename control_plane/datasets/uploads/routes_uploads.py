@@ -15,7 +15,7 @@ from control_plane.http import forms, parameters
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.http.rate_limits import JoinLimiter
 from control_plane.http.turns import give_up_turn
-from ft_assets.storable_text import check_storable
+from core.storable_text import check_storable
 
 MAX_JOINING = 16
 """Threads for calls that join, or wait for another call's join; they handle no other requests."""

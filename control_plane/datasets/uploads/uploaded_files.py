@@ -29,10 +29,10 @@ from control_plane.platform.pagination import Order, Page, page
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
 from control_plane.tenants.service import refuse_while_deleted
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.datasets.policies import Policies
-from ft_assets.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from ft_assets.layout import file_key, shown_filename
+from core.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from core.layout import file_key, shown_filename
+from engine.data.blocks.pass_progress import Progress
+from engine.data.policies import Policies
 
 PURPOSES = ("fine-tune",)
 ABANDONED_AFTER = timedelta(minutes=2)

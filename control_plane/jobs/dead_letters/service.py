@@ -19,7 +19,7 @@ from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, one
 from control_plane.quotas import service as quotas
 from control_plane.tenants.service import find_tenant
-from ft_assets.errors import Conflict, NotFound, QuotaExceeded
+from core.errors import Conflict, NotFound, QuotaExceeded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,10 +15,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from agent.workload import Kind as Workload
 from control_plane.attempts.tables import attempts
-from control_plane.capacity import configured_pools, pools
-from control_plane.capacity.pools import Pool, job_class
+from control_plane.capacity import configured_pools
 from control_plane.datasets.tables import datasets, files
 from control_plane.jobs.estimates import job_plan
 from control_plane.jobs.estimates.job_plan import Placed
@@ -29,17 +27,20 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.records import many, one_or_none
 from control_plane.queue.tables import reservations
-from ft_assets.base_models import BaseModel
-from ft_assets.datasets import mixture
-from ft_assets.datasets.mixture import MixedFile
-from ft_assets.datasets.packs.best_fit import window_for
-from ft_assets.datasets.policies import Policies
-from ft_assets.datasets.split import automatic_fraction
-from ft_assets.training import hyperparameters, methods
-from ft_assets.training.cost_model import SETUP_S, Cost, cost
-from ft_assets.training.memory import Case
-from ft_assets.training.methods import Method
-from ft_assets.training.spec import Quantization, TrainingSpec
+from core.base_models import BaseModel
+from core.workload import Kind as Workload
+from engine.data import mixture
+from engine.data.mixture import MixedFile
+from engine.data.packs.best_fit import window_for
+from engine.data.policies import Policies
+from engine.data.split import automatic_fraction
+from engine.scheduler import pools
+from engine.scheduler.pools import Pool, job_class
+from engine.training import hyperparameters, methods
+from engine.training.cost_model import SETUP_S, Cost, cost
+from engine.training.memory import Case
+from engine.training.methods import Method
+from engine.training.spec import Quantization, TrainingSpec
 
 FILL = 0.999
 """Filled share of a window: what best-fit packing reaches on all but the smallest datasets (B16)."""

@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from control_plane.capacity import configured_pools
-from control_plane.capacity.pools import (
+from control_plane.jobs.recipes import operator_recipes
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import Job
+from control_plane.platform.context import Platform
+from core.base_models import MAX_RANK, BaseModel
+from core.errors import InvalidRequest
+from engine.evals import config as eval_config
+from engine.scheduler.pools import (
     JOB_CLASSES,
     LARGE_MODEL_PARAMETERS,
     RESERVED_FOR,
@@ -23,20 +30,13 @@ from control_plane.capacity.pools import (
     most_capable,
     taking,
 )
-from control_plane.jobs.recipes import operator_recipes
-from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import Job
-from control_plane.platform.context import Platform
-from ft_assets.base_models import MAX_RANK, BaseModel
-from ft_assets.errors import InvalidRequest
-from ft_assets.evals import config as eval_config
-from ft_assets.training import cost_model, hyperparameters, memory, methods, model_shapes, requested_hyperparameters
-from ft_assets.training.hyperparameters import ModelFacts, Plan
-from ft_assets.training.memory import Fit, forward_pass
-from ft_assets.training.memory.gpus import GIB
-from ft_assets.training.model_shapes import ModelShape, context_split
-from ft_assets.training.recipes import Recipe
-from ft_assets.training.spec import Quantization
+from engine.training import cost_model, hyperparameters, memory, methods, model_shapes, requested_hyperparameters
+from engine.training.hyperparameters import ModelFacts, Plan
+from engine.training.memory import Fit, forward_pass
+from engine.training.memory.gpus import GIB
+from engine.training.model_shapes import ModelShape, context_split
+from engine.training.recipes import Recipe
+from engine.training.spec import Quantization
 
 CLASS_WORDS: Mapping[str, str] = {
     "lora": f"adapters on models below {LARGE_MODEL_PARAMETERS / 1e9:.0f}B parameters",

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from control_plane.billing import prices as price_lists
 from control_plane.capacity import configured_pools
-from control_plane.capacity.pools import RESERVED_FOR, job_class, widest_of
 from control_plane.http import metadata
 from control_plane.jobs.estimates import job_plan
 from control_plane.jobs.estimates.schemas import AdapterLimits, DefaultFit, MethodLimits, ModelLimits, ValueLimit
@@ -17,12 +16,13 @@ from control_plane.jobs.submission import MAX_SEED, MAX_SUFFIX, JobRequest
 from control_plane.platform.context import Platform
 from control_plane.quotas.rules import Ask, Usage, admit
 from control_plane.tenants.rules import TIERS, Tenant
-from ft_assets.base_models import ENGINE_RANKS, BaseModel
-from ft_assets.errors import FtError
-from ft_assets.training import methods
-from ft_assets.training.methods import Limit
-from ft_assets.training.recipes import ADAPTERS, Recipe
-from ft_assets.training.requested_hyperparameters import HARDWARE, LIMITS
+from core.base_models import ENGINE_RANKS, BaseModel
+from core.errors import FtError
+from engine.scheduler.pools import RESERVED_FOR, job_class, widest_of
+from engine.training import methods
+from engine.training.methods import Limit
+from engine.training.recipes import ADAPTERS, Recipe
+from engine.training.requested_hyperparameters import HARDWARE, LIMITS
 
 
 def model_limits(platform: Platform, *, model: str | None = None) -> list[ModelLimits]:

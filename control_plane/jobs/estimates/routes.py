@@ -15,7 +15,7 @@ from control_plane.jobs.estimates import model_limits
 from control_plane.jobs.estimates import service as estimates
 from control_plane.jobs.estimates.schemas import ModelLimits, PreviewRequest
 from control_plane.jobs.submission import JobRequest
-from ft_assets.storable_text import check_storable
+from core.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine_tuning"])
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from control_plane.adapters.tables import is_in_production
 from control_plane.billing import prices as price_lists
 from control_plane.billing.prices import PriceList
-from control_plane.capacity.pools import Pool, Pricing, job_class
 from control_plane.datasets.previews import rows_file
 from control_plane.datasets.service import check_distinct, check_enough_to_train, check_format, check_tools
 from control_plane.datasets.uploads import uploaded_files
@@ -28,27 +27,28 @@ from control_plane.jobs.estimates.expected_time import TrainingFile
 from control_plane.jobs.estimates.job_plan import Placed
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
-from control_plane.queue import scheduler
 from control_plane.queue.snapshot import queue_snapshot
 from control_plane.quotas import service as quotas
 from control_plane.quotas.schemas import JobQuota
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
-from ft_assets.adapters.record import FULL, LORA
-from ft_assets.adapters.servability import DORA_DETAIL
-from ft_assets.adapters.whole_model import OWN_SERVER
-from ft_assets.base_models import BaseModel
-from ft_assets.datasets import mixture
-from ft_assets.datasets.policies import Policies
-from ft_assets.datasets.schema import Example, parse_canonical
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
-from ft_assets.datasets.tokens.encoders import UNCUT
-from ft_assets.datasets.tokens.token_shards import Tally, encode_or_drop
-from ft_assets.errors import Conflict, InvalidDataset
-from ft_assets.training import hyperparameters, methods, schedules
-from ft_assets.training.hyperparameters import Plan
-from ft_assets.training.methods import Method
-from ft_assets.training.spec import TrainingSpec
+from core.base_models import BaseModel
+from core.errors import Conflict, InvalidDataset
+from engine import scheduler
+from engine.adapters.record import FULL, LORA
+from engine.adapters.servability import DORA_DETAIL
+from engine.adapters.whole_model import OWN_SERVER
+from engine.data import mixture
+from engine.data.policies import Policies
+from engine.data.schema import Example, parse_canonical
+from engine.data.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
+from engine.data.tokens.encoders import UNCUT
+from engine.data.tokens.token_shards import Tally, encode_or_drop
+from engine.scheduler.pools import Pool, Pricing, job_class
+from engine.training import hyperparameters, methods, schedules
+from engine.training.hyperparameters import Plan
+from engine.training.methods import Method
+from engine.training.spec import TrainingSpec
 
 SAMPLE_ROWS = 2000
 """Rows tokenized for an estimate: their mean is within about 2 % for chat data, whose lengths spread by half their mean."""

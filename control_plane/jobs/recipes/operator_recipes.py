@@ -21,10 +21,10 @@ from sqlalchemy.dialects.postgresql import insert
 from control_plane.jobs.recipes.tables import RecipeVersion, recipes
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
-from ft_assets.training import recipes as shipped
-from ft_assets.training.recipes import Recipe
-from ft_assets.training.requested_hyperparameters import LIMITS, checked
+from core.errors import Conflict, InvalidRequest, NotFound
+from engine.training import recipes as shipped
+from engine.training.recipes import Recipe
+from engine.training.requested_hyperparameters import LIMITS, checked
 
 RECIPE: TypeAdapter[Recipe] = TypeAdapter(Recipe)
 

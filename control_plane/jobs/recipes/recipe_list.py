@@ -7,8 +7,8 @@ import math
 from control_plane.jobs.recipes import operator_recipes, schemas
 from control_plane.jobs.submission import ALIASES
 from control_plane.platform.context import Platform
-from ft_assets.training import methods
-from ft_assets.training.recipes import Recipe, named
+from engine.training import methods
+from engine.training.recipes import Recipe, named
 
 
 def list_recipes(platform: Platform, *, method: str = "sft") -> list[schemas.Recipe]:

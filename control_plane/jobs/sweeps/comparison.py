@@ -17,8 +17,8 @@ from control_plane.jobs.tables import HAS_VALIDATION, Job, job_events, jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import openai_status
 from control_plane.platform.records import columns, many
-from ft_assets.errors import InvalidRequest, NotFound
-from ft_assets.training.stored_specs import global_batch_size
+from core.errors import InvalidRequest, NotFound
+from engine.training.stored_specs import global_batch_size
 
 MAX_JOBS = 100
 """As many as one sweep can have."""

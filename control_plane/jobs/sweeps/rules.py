@@ -19,7 +19,7 @@ from itertools import product
 from typing import Any, Literal, NamedTuple, Self
 
 from control_plane.platform.job_states import FINAL, JobState
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 MAX_TRIALS = 100
 """Jobs of one sweep: a premium tenant runs 20 at once, so this is five rounds."""

@@ -35,9 +35,9 @@ from control_plane.platform.records import many, one_or_none
 from control_plane.quotas import service as quotas
 from control_plane.tenants.service import SUSPENDED, find_tenant
 from control_plane.tenants.tables import idempotency_keys
-from ft_assets.errors import Conflict, Fault, FtError, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.storable_text import check_storable
-from ft_assets.training.spec import canonical_json
+from core.errors import Conflict, Fault, FtError, InvalidRequest, NotFound, QuotaExceeded
+from core.storable_text import check_storable
+from engine.training.spec import canonical_json
 
 MAX_OPEN = 10
 """Open sweeps per tenant; each may have a hundred waiting trials."""

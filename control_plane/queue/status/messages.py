@@ -28,7 +28,7 @@ def waiting_line(job: Mapping[str, Any], *, now: float, length: int | None = Non
 
 def waits_for(job: Mapping[str, Any]) -> str:
     """Return what keeps the job from its GPUs."""
-    from control_plane.queue.scheduler import Reason
+    from engine.scheduler import Reason
 
     reserved = job.get("reservation") or {}
     gpus = _gpus(job["num_gpus"]) if job.get("num_gpus") else "its GPUs"
@@ -76,7 +76,7 @@ def _start(job: Mapping[str, Any], now: float, clock: Callable[[float], str] | N
     if reserved and not late:
         start = reserved["start"] if start is None else min(start, reserved["start"])
     if start is None:
-        from control_plane.queue.scheduler import Reason
+        from engine.scheduler import Reason
 
         return "" if job.get("reason") in (None, Reason.EXCEEDS_MAX_QUOTA) else "no start can be estimated"
     surely = "its reservation is late: a running job takes longer" if late else "reserved" if reserved else ""

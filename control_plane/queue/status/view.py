@@ -11,21 +11,21 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from agent.workload import Kind
 from control_plane.adapters.tables import exports
 from control_plane.capacity.configured_pools import pools
 from control_plane.capacity.occupancy import Held, PoolUse, occupancy
-from control_plane.capacity.pools import Pool
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.records import columns, many, one_or_none
 from control_plane.queue.reservations import overdue_releases
-from control_plane.queue.scheduler import Reservation
 from control_plane.queue.snapshot import has_result, promise_of, recent_use
 from control_plane.queue.status import schemas
 from control_plane.queue.status.messages import waiting_line
 from control_plane.queue.tables import reservations, scheduler_state
+from core.workload import Kind
+from engine.scheduler import Reservation
+from engine.scheduler.pools import Pool
 
 HOUR_S = 3600.0
 Q = TypeVar("Q", bound=schemas.QueuedJob)

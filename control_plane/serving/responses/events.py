@@ -23,7 +23,7 @@ from control_plane.serving.responses.response_objects import (
     text_part,
     usage_of,
 )
-from ft_assets.typed_json import JsonObject
+from core.typed_json import JsonObject
 
 DONE = "[DONE]"
 BROKE_OFF: JsonObject = {

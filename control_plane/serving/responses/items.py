@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from control_plane.serving.responses.refusals import refuse_others, shown, unsupported, wrong_type
-from ft_assets.errors import InvalidRequest
-from ft_assets.typed_json import JsonObject
+from core.errors import InvalidRequest
+from core.typed_json import JsonObject
 
 ROLES = ("user", "assistant", "system", "developer")
 MESSAGE = frozenset(("type", "role", "content", "id", "status"))

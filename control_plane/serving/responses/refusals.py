@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 MAX_SHOWN = 60
 """Characters of a caller's own value that an error repeats."""

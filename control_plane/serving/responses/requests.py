@@ -9,8 +9,8 @@ from typing import Any
 from control_plane.http.metadata import check_metadata
 from control_plane.serving.responses.items import Messages
 from control_plane.serving.responses.refusals import refuse_others, shown, to_callers_words, unsupported, wrong_type
-from ft_assets.errors import InvalidRequest
-from ft_assets.typed_json import JsonObject
+from core.errors import InvalidRequest
+from core.typed_json import JsonObject
 
 NULLABLE_TEXTS = ("instructions", "user", "safety_identifier", "prompt_cache_key")
 PASSED = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_completion_tokens"}

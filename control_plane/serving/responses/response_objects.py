@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ft_assets.typed_json import JsonObject
+from core.typed_json import JsonObject
 
 INCOMPLETE: Mapping[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Reason by `finish_reason` of the chat completion."""

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from control_plane.serving.responses.events import ResponseStream
 from control_plane.serving.responses.requests import ResponseRequest
 from control_plane.serving.responses.response_objects import whole_response
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 
 KEPT_HEADERS = ("x-ft-model", "x-ft-adapter")
 

@@ -23,7 +23,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenant_data.tables import deletions
 from control_plane.tenants.audit.audit_chain import Content, Entry, Head, Verdict, check, place
 from control_plane.tenants.tables import audit_log
-from ft_assets.errors import IntegrityError
+from core.errors import IntegrityError
 
 AT_A_TIME = 500
 BUDGET_S = 10.0

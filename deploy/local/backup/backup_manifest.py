@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TextIO
 
-from ft_assets.durable_files import sha256_of, sync_to_disk
-from ft_assets.errors import Conflict, IntegrityError, NotFound
-from ft_assets.training.spec import canonical_json
-from ft_assets.typed_json import from_json
+from core.durable_files import sha256_of, sync_to_disk
+from core.errors import Conflict, IntegrityError, NotFound
+from core.typed_json import from_json
+from engine.training.spec import canonical_json
 
 FORMAT = 1
 FILES, MANIFEST = "files.jsonl", "manifest.json"

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg2
 from psycopg2 import sql
 
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 from resources.database import embedded, engine
 
 OWNERS = {embedded.CONTROL_PLANE: embedded.OWNER, embedded.DAGSTER: engine.DAGSTER}

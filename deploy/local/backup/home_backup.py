@@ -25,14 +25,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from control_plane.platform.settings import Settings, variable
+from core.errors import Conflict, InvalidRequest, Unavailable
+from core.telemetry import provenance
 from deploy.local.backup import backup_manifest, database_dump
 from deploy.local.backup.backup_manifest import FileList, Manifest
 from deploy.local.postgres import postmaster_pid
 from deploy.local.private_home import check_owner, make_private
 from deploy.local.supervisor import lock
 from deploy.local.supervisor.lock import StackFiles
-from ft_assets.errors import Conflict, InvalidRequest, Unavailable
-from ft_assets.telemetry import provenance
 from resources.database import embedded, migrate
 from resources.object_store import object_links
 from resources.object_store.object_links import ObjectLinks

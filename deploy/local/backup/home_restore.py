@@ -14,14 +14,14 @@ from pathlib import Path
 
 from control_plane.platform.secrets import cipher
 from control_plane.platform.settings import Settings
+from core.durable_files import sync_to_disk
+from core.errors import Conflict, IntegrityError, InvalidRequest
 from deploy.local.backup import backup_manifest, database_dump
 from deploy.local.backup.backup_manifest import Entry, Manifest, damaged_file
 from deploy.local.backup.home_backup import HOME, OBJECTS, ROLES, SQLITE, Backup, Say, Steps, database_file, object_root
 from deploy.local.private_home import make_private, unfinished_restore
 from deploy.local.supervisor import lock
 from deploy.local.supervisor.lock import StackFiles
-from ft_assets.durable_files import sync_to_disk
-from ft_assets.errors import Conflict, IntegrityError, InvalidRequest
 from resources.database import embedded, migrate
 from resources.object_store.tenant_keys import KEYS, TenantKeys
 

@@ -13,8 +13,8 @@ from control_plane.composition import open_platform
 from control_plane.http.rate_limits import RateLimitHeaders
 from control_plane.platform import secrets
 from control_plane.platform.settings import Settings, load
+from core.telemetry import logs
 from deploy.local.dagster_web.access_control import AccessControl, allowed_hosts
-from ft_assets.telemetry import logs
 from resources import http_server
 from resources.dagster.private_api import WorkspaceFileTarget, WorkspaceProcessContext
 

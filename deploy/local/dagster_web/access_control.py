@@ -37,7 +37,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.secrets import cipher
 from control_plane.tenants import operators, sessions
 from control_plane.tenants.rules import Operator
-from ft_assets.errors import Forbidden, FtError, InvalidRequest, RateLimited, Unauthenticated, Unavailable
+from core.errors import Forbidden, FtError, InvalidRequest, RateLimited, Unauthenticated, Unavailable
 
 LOGIN, GRAPHQL = "/ft/login", "/graphql"
 COOKIE = "ft_operator"

@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from ft_assets.telemetry.outages import Logger
+from core.telemetry.outages import Logger
 
 BEAT_S = 1.0
 

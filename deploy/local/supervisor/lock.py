@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
+from core.errors import Conflict
 from deploy.local.supervisor import child_process
 from deploy.local.supervisor import stack_report as report
 from deploy.local.supervisor.stack_report import ServiceReport, StackReport
-from ft_assets.errors import Conflict
 from resources.dagster import run_records
 from resources.launcher.process_identity import alive
 

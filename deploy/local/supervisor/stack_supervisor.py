@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from core.errors import Conflict, FtError
 from deploy.local.supervisor import child_process, lock, ports
 from deploy.local.supervisor.lock import StackFiles
 from deploy.local.supervisor.service_spec import Limits, Service
 from deploy.local.supervisor.signal_safe_event import SignalSafeEvent
 from deploy.local.supervisor.stack_report import Phase, ServiceState, StackReport
 from deploy.local.supervisor.unit import Unit, reason
-from ft_assets.errors import Conflict, FtError
 from resources.atomic_write import write_atomically
 from resources.launcher.process_identity import identity
 

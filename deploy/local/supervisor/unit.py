@@ -8,12 +8,12 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from core.errors import FtError
 from deploy.local.supervisor import child_process as child
 from deploy.local.supervisor import ports
 from deploy.local.supervisor.child_process import Child
 from deploy.local.supervisor.service_spec import Limits, Probe, Readiness, Service
 from deploy.local.supervisor.stack_report import ServiceReport, ServiceState
-from ft_assets.errors import FtError
 
 S = ServiceState
 

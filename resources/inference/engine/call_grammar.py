@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ft_assets.datasets.tokens.call_form import ID, ID_PATTERN, CallText
-from ft_assets.datasets.tokens.reasoning_probe import Marks
+from engine.data.tokens.call_form import ID, ID_PATTERN, CallText
+from engine.data.tokens.reasoning_probe import Marks
 from resources.inference.engine.grammar import OPTIONS, MarkTokens
 
 Schema = Mapping[str, Any]

@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ft_assets.datasets.conversation import Conversation
-from ft_assets.datasets.tokens.assistant_turns import END_OF_THINKING, THINK
-from ft_assets.datasets.tokens.call_form import CallForm
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.datasets.tokens.reasoning_probe import Marks
-from ft_assets.typed_json import JsonObject
+from core.typed_json import JsonObject
+from engine.data.conversation import Conversation
+from engine.data.tokens.assistant_turns import END_OF_THINKING, THINK
+from engine.data.tokens.call_form import CallForm
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.data.tokens.reasoning_probe import Marks
 from resources.inference.engine import lora
 from resources.inference.engine.batch import SLICE, Batch, Row
 from resources.inference.engine.fair_turns import PROMPT_TOKEN, FairTurns, Share

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ft_assets.adapters.package import CONFIG, TENSOR, WEIGHTS, scale_of
+from engine.adapters.package import CONFIG, TENSOR, WEIGHTS, scale_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,10 +21,10 @@ from control_plane.attempts.tables import agents as agents_table
 from control_plane.jobs import job_logs
 from control_plane.jobs.job_logs import MAX_LOG_BYTES, pieces, read_pieces
 from control_plane.platform.context import Platform
-from ft_assets.errors import Unavailable
-from ft_assets.layout import attempt_prefix
-from ft_assets.retries import RetryPolicy
-from ft_assets.telemetry.redaction import without_secrets
+from core.errors import Unavailable
+from core.layout import attempt_prefix
+from core.retries import RetryPolicy
+from core.telemetry.redaction import without_secrets
 from resources.object_store import LocalObjectStore
 
 

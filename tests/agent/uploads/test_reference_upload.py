@@ -20,8 +20,8 @@ from control_plane.attempts import agents, start
 from control_plane.attempts.claims import Claim
 from control_plane.platform.context import Platform
 from control_plane.queue import cycle
-from ft_assets.errors import InvalidRequest
-from ft_assets.training.reference_logps import ReferenceManifest, verify, write_logps
+from core.errors import InvalidRequest
+from engine.training.reference_logps import ReferenceManifest, verify, write_logps
 from tests.support.jobs.followed_jobs import until
 from tests.support.jobs.started_job import start_job
 from tests.support.jobs.training_specs import SPEC

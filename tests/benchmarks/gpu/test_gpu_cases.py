@@ -15,12 +15,12 @@ from benchmarks.gpu.__main__ import chosen
 from benchmarks.gpu.attempts import Failed, Job
 from benchmarks.gpu.cases import ON_CPU, ON_GPU, SHAPES, TINY, WARM_UP, Trial
 from benchmarks.gpu.report import table
-from ft_assets.training import model_shapes
-from ft_assets.training.memory import GPUS, Case, estimate
-from ft_assets.training.runtime import pack_loader
-from ft_assets.training.runtime.__main__ import _check_adapter
-from ft_assets.training.runtime.model.compilation import WORTH_FLOPS
-from ft_assets.training.spec import TrainingSpec
+from engine.training import model_shapes
+from engine.training.memory import GPUS, Case, estimate
+from engine.training.runtime import pack_loader
+from engine.training.runtime.__main__ import _check_adapter
+from engine.training.runtime.model.compilation import WORTH_FLOPS
+from engine.training.spec import TrainingSpec
 
 CASES = [*ON_GPU, *ON_CPU]
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.scheduler.decision_speed import STATES, decision, snapshot
-from control_plane.queue.scheduler import Reservation
+from engine.scheduler import Reservation
 
 
 @pytest.mark.parametrize("state", [pytest.param(s, marks=() if s in ("half free", "blocked") else pytest.mark.slow) for s in STATES])

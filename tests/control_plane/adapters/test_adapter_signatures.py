@@ -25,9 +25,9 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from ft_assets.adapters.signatures import dsse, public_keys, signed_folder, statements
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, IntegrityError, NotFound
+from core.errors import Conflict, IntegrityError, NotFound
+from engine.adapters.signatures import dsse, public_keys, signed_folder, statements
+from engine.adapters.stages import Stage
 from tests.support.jobs.finished_job import finish
 from tests.support.platform.database_roles import as_operator
 

@@ -25,12 +25,12 @@ from control_plane.serving import node_files
 from control_plane.serving.rollout import reconcile
 from control_plane.serving.tables import deployments
 from control_plane.tenants import service as tenants
-from ft_assets.adapters.package import WEIGHTS
-from ft_assets.adapters.stages import Stage
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import Conflict, IntegrityError, LineageIncomplete, NotFound
-from ft_assets.evals.gate.verdict import Finding, Verdict
-from ft_assets.evals.scoring.report import EvalReport
+from core.base_models import Catalogue
+from core.errors import Conflict, IntegrityError, LineageIncomplete, NotFound
+from engine.adapters.package import WEIGHTS
+from engine.adapters.stages import Stage
+from engine.evals.gate.verdict import Finding, Verdict
+from engine.evals.scoring.report import EvalReport
 from resources.inference.fleet_client import HttpFleet
 from tests.support.jobs.finished_job import put_checkpoint
 from tests.support.jobs.registered_adapter import add_dataset

@@ -14,7 +14,7 @@ from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as table
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import Conflict, FtError, InvalidRequest
+from core.errors import Conflict, FtError, InvalidRequest
 from tests.support.jobs.registered_adapter import add_adapter
 
 

@@ -31,13 +31,13 @@ from control_plane.models.catalogue import Given, add_local, catalogue_of
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.worker.periodic_work import CLEANUP
-from ft_assets.adapters.package import WEIGHTS
-from ft_assets.adapters.record import FULL
-from ft_assets.adapters.stages import Stage
-from ft_assets.base_models import CHANGED
-from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.evals.gate.verdict import Verdict
-from ft_assets.evals.scoring.report import EvalReport
+from core.base_models import CHANGED
+from core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
+from engine.adapters.package import WEIGHTS
+from engine.adapters.record import FULL
+from engine.adapters.stages import Stage
+from engine.evals.gate.verdict import Verdict
+from engine.evals.scoring.report import EvalReport
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.registered_adapter import add_dataset
 from tests.support.models.tiny_adapter import build_tiny_adapter

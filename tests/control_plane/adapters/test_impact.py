@@ -11,8 +11,8 @@ from control_plane.adapters import promotions
 from control_plane.adapters.impact import Change, Impact, impact, possible, standing
 from control_plane.adapters.service import set_stage
 from control_plane.serving import model_routes
-from ft_assets.adapters.stages import GRACE, Stage
-from ft_assets.errors import Conflict
+from core.errors import Conflict
+from engine.adapters.stages import GRACE, Stage
 from tests.support.jobs.followed_jobs import until
 from tests.support.platform.fleet_in_memory import Place
 from tests.support.platform.lock_waits import num_waiting

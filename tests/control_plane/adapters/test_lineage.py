@@ -23,9 +23,9 @@ from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.serving.tables import model_routes
 from control_plane.tenants.rules import Tenant
-from ft_assets import layout
-from ft_assets.errors import NotFound, QuotaExceeded
-from ft_assets.training.spec import Source
+from core import layout
+from core.errors import NotFound, QuotaExceeded
+from engine.training.spec import Source
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.finished_job import COMMIT, finish
 from tests.support.platform.database_roles import as_owner

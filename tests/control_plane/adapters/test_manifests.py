@@ -19,8 +19,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.settings import load
 from control_plane.serving import model_routes
 from control_plane.tenants import service as tenants
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, Unavailable
+from core.base_models import Catalogue
+from core.errors import Conflict, FtError, InvalidRequest, NotFound, Unavailable
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.platform.fleet_in_memory import OwnServers, Servers
 from tests.vllm.customer import Customer

@@ -22,7 +22,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenant_data import deletion
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from tests.support.jobs.finished_job import finish
 
 

@@ -43,7 +43,7 @@ from control_plane.http.turns import TURNS_OF_ONE, UNREADABLE_BYTES, announced_b
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.storable_text import MAX_DEPTH
+from core.storable_text import MAX_DEPTH
 from resources.database.engine import make_engine
 
 PATIENCE_S = 20.0

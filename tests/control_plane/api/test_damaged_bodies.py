@@ -25,7 +25,7 @@ from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.tables import tenants as tenants_table
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from tests.fuzz.damaged_json import damaged
 from tests.fuzz.valid_bodies import Family, families
 from tests.support.jobs.finished_job import finish

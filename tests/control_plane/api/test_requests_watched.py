@@ -22,7 +22,7 @@ from control_plane.api.middleware import UNMATCHED, RequestIds
 from control_plane.jobs import service as jobs
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets.telemetry import logs
+from core.telemetry import logs
 
 PROMPT = "the patient in bed nine has asked for her letters"
 CALLER = f"00-{'a' * 32}-{'b' * 16}-01"

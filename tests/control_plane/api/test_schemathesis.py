@@ -29,7 +29,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import tenants as tenants_table
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from tests.control_plane.api.test_openai_client import rows
 from tests.support.jobs.finished_job import finish
 from tests.support.jobs.registered_adapter import add_adapter

@@ -19,7 +19,6 @@ import pytest
 import sqlalchemy as sa
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agent.workload import VARIABLE
 from control_plane.api.app import create_app
 from control_plane.attempts import start
 from control_plane.attempts.tables import attempts as attempts_table
@@ -29,8 +28,9 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.queue import cycle
 from control_plane.worker import attempt_watch
-from ft_assets.errors import Unavailable
-from ft_assets.layout import attempt_prefix, pack_prefix
+from core.errors import Unavailable
+from core.layout import attempt_prefix, pack_prefix
+from core.workload import VARIABLE
 from resources.object_store.local import LocalObjectStore
 from resources.tracking.mlflow_tracker import MlflowTracker
 from tests.support.jobs.followed_jobs import Job, plain_weights, until

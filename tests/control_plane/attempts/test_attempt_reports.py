@@ -30,8 +30,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue.tables import reservations
-from ft_assets.errors import Conflict, Fault, InvalidRequest
-from ft_assets.training.failures import Retry
+from core.errors import Conflict, Fault, InvalidRequest
+from engine.training.failures import Retry
 from tests.support.jobs.claimed_job import ending, failure, held_by, ledger, report, resume_from
 
 

@@ -19,10 +19,10 @@ from control_plane.jobs.transitions import fail
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue import cycle, launches
-from control_plane.queue.scheduler import Start, Wait
 from control_plane.queue.tables import reservations
-from ft_assets.errors import Conflict, Fault, InvalidDataset, NotAdmitted
-from ft_assets.training.failures import Retry
+from core.errors import Conflict, Fault, InvalidDataset, NotAdmitted
+from engine.scheduler import Start, Wait
+from engine.training.failures import Retry
 from tests.control_plane.attempts.test_attempt_reports import messages, reports
 from tests.support.jobs.claimed_job import asked_to_stop, ending, failure, held_by, ledger, report, resume_from, state_of
 

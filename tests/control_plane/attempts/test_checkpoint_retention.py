@@ -24,10 +24,10 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import ObjectInfo, WorkloadPhase, WorkloadStatus
 from control_plane.tenants import service as tenants
-from ft_assets import layout
-from ft_assets.errors import Fault, Unavailable
-from ft_assets.training.checkpoints import MANIFEST, committed
-from ft_assets.training.spec import CheckpointPolicy, EarlyStopping
+from core import layout
+from core.errors import Fault, Unavailable
+from engine.training.checkpoints import MANIFEST, committed
+from engine.training.spec import CheckpointPolicy, EarlyStopping
 from tests.support.jobs.followed_jobs import Job, plain_weights
 from tests.support.jobs.started_job import start_job
 from tests.support.jobs.training_specs import SPEC

@@ -24,7 +24,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle, launches
 from control_plane.queue.tables import reservations
-from ft_assets.errors import Conflict
+from core.errors import Conflict
 from tests.support.jobs.claimed_job import asked_to_stop
 from tests.support.jobs.started_job import start_job
 

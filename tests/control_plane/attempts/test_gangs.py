@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from agent.messages import Exit, Heartbeat
-from agent.workload import NODE, VARIABLE
 from control_plane.attempts import agents
 from control_plane.jobs import service as jobs
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
+from core.workload import NODE, VARIABLE
 from tests.support.jobs.followed_jobs import Job, plain_weights, until
 from tests.support.processes.scripted_training import Scenario
 

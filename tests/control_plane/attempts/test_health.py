@@ -24,8 +24,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import metrics_event
 from control_plane.platform.protocols import RunLog, TrackedRun, WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
-from ft_assets.errors import Fault
-from ft_assets.training.failures import FailureClass, Retry
+from core.errors import Fault
+from engine.training.failures import FailureClass, Retry
 from tests.support.jobs.claimed_job import ending, failure, held_by, report, resume_from
 from tests.support.jobs.started_job import start_job
 from tests.support.jobs.training_specs import SPEC

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from agent.workload import Workload
 from control_plane.attempts import endings, start
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
@@ -32,12 +31,13 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue import snapshot as queue_reading
-from control_plane.queue.scheduler import Evaluation
 from control_plane.queue.tables import reservations
 from control_plane.quotas import enforcement
 from control_plane.quotas.rules import HARD_CAP_REACHED
 from control_plane.tenants.tables import tenants
-from ft_assets.errors import NotAdmitted, Unavailable
+from core.errors import NotAdmitted, Unavailable
+from core.workload import Workload
+from engine.scheduler import Evaluation
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.followed_jobs import Job, Scripted, plain_weights, until
 from tests.support.processes.scripted_training import Scenario

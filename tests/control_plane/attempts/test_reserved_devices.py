@@ -20,8 +20,8 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.queue import cycle, reservations
 from control_plane.queue.tables import held_devices
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import InvalidRequest, NotAdmitted
+from core.base_models import Catalogue
+from core.errors import InvalidRequest, NotAdmitted
 from ft_assets.evals import step
 from tests.ft_assets.datasets.step.test_packing_builders import model  # noqa: F401 - fixture
 from tests.support.jobs.evaluated_jobs import evaluating_job

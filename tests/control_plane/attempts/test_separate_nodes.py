@@ -10,9 +10,9 @@ from pathlib import Path
 import boto3
 import pytest
 
-from agent.workload import Workload
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadStatus
+from core.workload import Workload
 from resources.launcher import LocalGangs
 from resources.object_store.s3 import S3ObjectStore
 from tests.support.jobs.followed_jobs import Job, plain_weights

@@ -15,14 +15,14 @@ from agent.messages import Commit
 from agent.objects import Objects
 from agent.restore import restore
 from agent.uploads.checkpoint_uploads import Uploader, store_directory
-from agent.workload import StoredCheckpoint
 from control_plane.attempts import agents, start
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
-from ft_assets.errors import Conflict, IntegrityError
-from ft_assets.retries import RetryPolicy
-from ft_assets.training import checkpoints
-from ft_assets.training.checkpoints import MANIFEST, STATE, Manifest, encoded, merged, part_manifest, read_manifest, step_name, verify
+from core.errors import Conflict, IntegrityError
+from core.retries import RetryPolicy
+from core.workload import StoredCheckpoint
+from engine.training import checkpoints
+from engine.training.checkpoints import MANIFEST, STATE, Manifest, encoded, merged, part_manifest, read_manifest, step_name, verify
 from tests.control_plane.attempts.test_gangs import TWO_NODES
 from tests.support.jobs.followed_jobs import Job, until
 

@@ -32,11 +32,11 @@ from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.platform.secrets import sha256_of
 from control_plane.platform.settings import load
 from control_plane.worker.attempt_watch import LOOK_S
-from ft_assets import layout
-from ft_assets.errors import Fault
-from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, committed, read_manifest
-from ft_assets.training.failures import HEARTBEAT_LIMIT_S
-from ft_assets.training.spec import EarlyStopping
+from core import layout
+from core.errors import Fault
+from engine.training.checkpoints import MANIFEST, RESUMABLE, committed, read_manifest
+from engine.training.failures import HEARTBEAT_LIMIT_S
+from engine.training.spec import EarlyStopping
 from resources.object_store import LocalObjectStore
 from resources.tracking.mlflow_tracker import MlflowTracker
 from tests.support.jobs.committed_checkpoints import commit

@@ -13,18 +13,18 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the training environment")
 
-from agent.workload import Workload
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Ending
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadStatus
 from control_plane.platform.transfer import upload
-from ft_assets import layout
-from ft_assets.base_models import Catalogue
-from ft_assets.training.checkpoints import committed, read_manifest
-from ft_assets.training.spec import CheckpointPolicy
+from core import layout
+from core.base_models import Catalogue
+from core.workload import Workload
+from engine.training.checkpoints import committed, read_manifest
+from engine.training.spec import CheckpointPolicy
 from tests.control_plane.attempts.test_gangs import TWO_NODES, agent_of, node_dir
-from tests.ft_assets.training.attempts import SPEC, write_pack
+from tests.engine.training.attempts import SPEC, write_pack
 from tests.support.jobs.followed_jobs import Job, Scripted, until
 from tests.support.models.tiny_model import build_tiny_model
 

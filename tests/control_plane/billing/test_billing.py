@@ -23,7 +23,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import operators
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import Fault
+from core.errors import Fault
 from tests.support.jobs.metered_job import AT, MeteredJob, at_time, metered_job
 from tests.support.platform.database_roles import as_operator, as_owner
 

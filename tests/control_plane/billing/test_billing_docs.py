@@ -11,10 +11,10 @@ import pytest
 from control_plane.billing import prices
 from control_plane.billing.metering.rules import SEEN, Interval, bill
 from control_plane.billing.prices import GIB, MICROS
-from control_plane.capacity.pools import Pricing
-from ft_assets.base_models import CHANGED
-from ft_assets.errors import Fault
-from ft_assets.training.failures import Outcome
+from core.base_models import CHANGED
+from core.errors import Fault
+from engine.scheduler.pools import Pricing
+from engine.training.failures import Outcome
 from tests.support.jobs.failure_classes import CLASSES
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs/billing.md").read_text()

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from control_plane.billing import budgets
 from control_plane.notifications.tables import outbox
 from control_plane.platform.context import Actor, Platform
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
+from core.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from tests.support.jobs.metered_job import AT, at_time, metered_job
 
 DOLLAR = 1_000_000

@@ -15,7 +15,7 @@ from control_plane.billing.metering.rules import Work, milliseconds
 from control_plane.billing.rules import Entry
 from control_plane.billing.tables import invoices, ledger_entries, ledger_postings, meter_events
 from control_plane.platform.context import Actor, Platform
-from ft_assets.errors import Fault, InvalidRequest
+from core.errors import Fault, InvalidRequest
 from tests.support.jobs.metered_job import AT, at_time, metered_job
 from tests.support.platform.database_roles import as_owner
 

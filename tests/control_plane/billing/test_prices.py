@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from control_plane.billing import prices
 from control_plane.billing.prices import BUILTIN, GIB, half_even
-from control_plane.capacity import pools
 from control_plane.tenants.rules import TIERS
-from ft_assets.training.memory.gpus import GPUS
+from engine.scheduler import pools
+from engine.training.memory.gpus import GPUS
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be busy with something else."""

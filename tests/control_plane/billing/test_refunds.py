@@ -15,7 +15,7 @@ from control_plane.notifications.tables import outbox
 from control_plane.platform.context import Actor, Platform
 from control_plane.quotas import service as quotas
 from control_plane.tenants.tables import audit_log
-from ft_assets.errors import Conflict, Fault, InvalidRequest, NotFound
+from core.errors import Conflict, Fault, InvalidRequest, NotFound
 from tests.support.jobs.metered_job import AT, MeteredJob, metered_job
 
 

@@ -16,8 +16,8 @@ from control_plane.billing.tables import ledger_entries, storage_samples
 from control_plane.datasets.tables import files
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import ObjectInfo
-from ft_assets import layout
-from ft_assets.errors import Unavailable
+from core import layout
+from core.errors import Unavailable
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.metered_job import AT, at_time, metered_job
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.capacity import gpu_devices
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 
 
 def test_a_node_gives_its_lowest_free_numbers_and_each_node_counts_its_own() -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from control_plane.capacity import configured_pools, kueue
 from control_plane.capacity.kueue import Manifest
-from control_plane.capacity.pools import Node, Pool, local_pool, nodes
+from engine.scheduler.pools import Node, Pool, local_pool, nodes
 
 SCHEMAS = Path(__file__).parents[3].parent / "shared" / "schemas"
 SHIPPED = list(configured_pools.load(Path(__file__).parents[3] / "deploy" / "pools.yaml", gpu_types=("h100-80gb",)))

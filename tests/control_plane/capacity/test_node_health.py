@@ -21,8 +21,8 @@ from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue.status import metrics
-from ft_assets.errors import Fault
-from ft_assets.training.failures import FailureClass, Retry
+from core.errors import Fault
+from engine.training.failures import FailureClass, Retry
 from tests.support.jobs.claimed_job import asked_to_stop, ledger
 from tests.support.jobs.queued_jobs import Queued, queued
 

@@ -21,7 +21,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.tables import audit_log
-from ft_assets.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from core.errors import Conflict, InvalidRequest, NotFound, Unavailable
 
 TWO_NODES = """
 pools:

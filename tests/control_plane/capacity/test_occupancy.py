@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from control_plane.capacity.occupancy import Held, PoolUse, occupancy
-from control_plane.capacity.pools import Node, Packing, Pool
-from control_plane.queue.scheduler.placement import PoolTimeline
+from engine.scheduler.placement import PoolTimeline
+from engine.scheduler.pools import Node, Packing, Pool
 
 
 def pool(*sizes: int, packing: Packing = "dense", fabrics: str = "", ready: str = "") -> Pool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.cli.exits import Exit, exit_code
-from ft_assets.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from core.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from tests.control_plane.cli.conftest import Ft
 
 NOTHING_ANSWERS = {"unreachable", "stack_down", "database_unreachable"}

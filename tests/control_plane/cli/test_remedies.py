@@ -14,7 +14,8 @@ from control_plane.cli.exits import show_error
 from control_plane.cli.output import fields, number, say
 from control_plane.cli.remedies import COMMANDS, ROUTE, in_commands
 from control_plane.cli.tenant.models.registry_commands import verdict
-from ft_assets.errors import NotFound
+from core.errors import NotFound
+from core.telemetry.logs import PACKAGES
 from tests.control_plane.cli.conftest import ROOT
 
 WITHOUT_A_COMMAND = {
@@ -36,7 +37,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 def messages() -> Iterator[tuple[str, str]]:
     """Texts that name a route, with their file; descriptions of the API's document are for its readers."""
-    files = [p for root in ("control_plane", "ft_assets", "resources", "deploy") for p in (ROOT / root).rglob("*.py")]
+    files = [p for root in PACKAGES for p in (ROOT / root).rglob("*.py")]
     for path in files:
         relative = path.relative_to(ROOT).as_posix()
         for_readers_of_the_api = relative.startswith(("control_plane/api/openapi", "control_plane/console/reference_calls")) or (
@@ -54,7 +55,7 @@ def messages() -> Iterator[tuple[str, str]]:
 
 def test_every_route_that_a_message_names_has_a_command() -> None:
     found = list(messages())
-    assert {path for path, _ in found} >= {"control_plane/jobs/service.py", "ft_assets/adapters/promotion_rules.py"}, (
+    assert {path for path, _ in found} >= {"control_plane/jobs/service.py", "engine/adapters/promotion_rules.py"}, (
         "the search finds nothing"
     )
     left = {f"{m['method']} {m['path']}" for _, text in found for m in ROUTE.finditer(in_commands(text))}

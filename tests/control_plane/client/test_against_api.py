@@ -20,8 +20,8 @@ from control_plane.jobs.transitions import record
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import metrics_event
 from control_plane.tenants.rules import Tenant
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import FtError, InvalidRequest, NotFound
+from core.base_models import Catalogue
+from core.errors import FtError, InvalidRequest, NotFound
 from tests.support.jobs.finished_job import finish
 from tests.support.models.tiny_model import build_tiny_model
 

@@ -14,7 +14,7 @@ import pytest
 
 from control_plane.client import FtClient
 from control_plane.client.retries import MAX_BACKOFF_S, retry_pause
-from ft_assets.errors import (
+from core.errors import (
     Conflict,
     FtError,
     IntegrityError,

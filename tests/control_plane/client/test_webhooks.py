@@ -10,7 +10,7 @@ from standardwebhooks import Webhook
 
 from control_plane.client import webhooks
 from control_plane.notifications import signatures
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BODY = json.dumps({"id": "evt_1", "object": "event", "type": "fine_tuning.job.succeeded", "data": {"id": "ftjob-1"}}).encode()

@@ -18,7 +18,7 @@ from control_plane.tenants import members, sessions
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import console_sessions
-from ft_assets.errors import Unauthenticated
+from core.errors import Unauthenticated
 from tests.control_plane.console.conftest import Visitor
 
 HTML = {"accept": "text/html,application/xhtml+xml"}

@@ -21,7 +21,7 @@ from control_plane.tenants import audit_log, members, operators, sessions, suspe
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import console_sessions
-from ft_assets.errors import Forbidden
+from core.errors import Forbidden
 from resources.openid_provider import OpenIdProvider
 from tests.control_plane.console.conftest import Visitor
 from tests.support.processes.openid_provider import CLIENT, SECRET, Provider, openid_provider

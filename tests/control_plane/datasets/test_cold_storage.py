@@ -15,7 +15,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform, utc_now
 from control_plane.tenants.rules import Tenant
-from ft_assets import layout
+from core import layout
 from resources.object_store import LocalObjectStore
 
 

@@ -28,8 +28,8 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import rules as tiers
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound
+from core.base_models import Catalogue
+from core.errors import Conflict, InvalidDataset, InvalidRequest, NotFound
 from tests.support.jobs.registered_adapter import add_dataset
 from tests.support.models.tiny_model import build_tiny_model
 

@@ -22,8 +22,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.tables import metadata
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import Conflict, InvalidRequest, QuotaExceeded
-from tests.ft_assets.datasets.readers.test_hub import SHA, TOKEN, Hub
+from core.errors import Conflict, InvalidRequest, QuotaExceeded
+from tests.engine.data.readers.test_hub import SHA, TOKEN, Hub
 from tests.support.platform.background_worker import pass_time, work_off, working
 from tests.support.platform.lock_waits import wait_for_a_lock
 

@@ -11,7 +11,7 @@ import pytest
 from control_plane.datasets import orphaned_objects
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 
 Remains = Callable[[str, timedelta], bool]
 

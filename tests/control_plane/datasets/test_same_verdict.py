@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from control_plane.cli.command_tree import build
 from control_plane.client import FtClient
 from control_plane.tenants.rules import Tenant, tier_named
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 CLI = build()
 

@@ -19,9 +19,9 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import InvalidRequest, NotFound
-from ft_assets.evals import config
-from ft_assets.evals.suites.answer_reader import AnswerReader
+from core.errors import InvalidRequest, NotFound
+from engine.evals import config
+from engine.evals.suites.answer_reader import AnswerReader
 
 REFUNDS = [{"prompt": f"May I return order {number}?", "completion": "yes" if number % 2 else "no"} for number in range(8)]
 EXACT = Scoring(metric="exact_match")

@@ -22,10 +22,10 @@ from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets import layout
-from ft_assets.datasets.checks.contamination.benchmarks import BENCHMARKS
-from ft_assets.datasets.checks.contamination.shipped_suites import shipped_suites
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded, Unavailable
+from core import layout
+from core.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded, Unavailable
+from engine.data.checks.contamination.benchmarks import BENCHMARKS
+from engine.data.checks.contamination.shipped_suites import shipped_suites
 from resources.object_store import LocalObjectStore
 
 QUESTION = "How many of the {} sheep that the old shepherd counted on the hill before the storm came back to the valley?"

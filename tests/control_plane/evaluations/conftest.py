@@ -18,9 +18,9 @@ from control_plane.models.catalogue import Given, add_local
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants.rules import Tenant
-from ft_assets import layout
+from core import layout
+from engine.evals.gate.verdict import Finding, Verdict
 from ft_assets.datasets import step as dataset_step
-from ft_assets.evals.gate.verdict import Finding, Verdict
 from tests.support.jobs.evaluated_jobs import LONGER, MODEL, REPORT, Evaluate, store_final
 from tests.support.jobs.finished_job import prepare
 from tests.support.models.tiny_model import build_tiny_model

@@ -13,8 +13,8 @@ from control_plane.evaluations.tables import evaluations as table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets import layout
-from ft_assets.errors import NotFound
+from core import layout
+from core.errors import NotFound
 from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.jobs.registered_adapter import add_adapter

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from control_plane.client import FtClient
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 
 def test_suites_are_listed_with_their_examples_items_and_readiness(ft: FtClient) -> None:

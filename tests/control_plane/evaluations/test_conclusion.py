@@ -32,13 +32,13 @@ from control_plane.models import base_updates
 from control_plane.notifications.tables import outbox
 from control_plane.platform.context import Platform, utc_now
 from control_plane.tenants.rules import Tenant
+from core.errors import Conflict
+from engine.evals.gate.verdict import Finding, Verdict
+from engine.evals.scoring.samples import Sample
+from engine.evals.scoring.scores import Score
 from ft_assets.adapters import reevaluation_step
 from ft_assets.adapters import step as adapter_step
-from ft_assets.errors import Conflict
 from ft_assets.evals import step as evaluation_step
-from ft_assets.evals.gate.verdict import Finding, Verdict
-from ft_assets.evals.scoring.samples import Sample
-from ft_assets.evals.scoring.scores import Score
 from resources.launcher import LocalLauncher
 from tests.control_plane.attempts.test_health import MemoryTracker
 from tests.support.jobs.begun_evaluation import begin

@@ -29,17 +29,17 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.tenants.rules import Tenant
+from core.base_models import Catalogue
+from core.errors import FtError
+from engine.data.schema import Example, Message
+from engine.evals.config import parse
+from engine.evals.run import run_file
+from engine.evals.run.run_file import EvalRun
+from engine.evals.scoring.judge import JudgeSettings
+from engine.evals.suites import suite_items
+from engine.evals.suites.answer_metrics import token_f1
 from ft_assets.adapters import step as adapter_step
-from ft_assets.base_models import Catalogue
-from ft_assets.datasets.schema import Example, Message
-from ft_assets.errors import FtError
 from ft_assets.evals import step as evaluation_step
-from ft_assets.evals.config import parse
-from ft_assets.evals.run import run_file
-from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.evals.scoring.judge import JudgeSettings
-from ft_assets.evals.suites import suite_items
-from ft_assets.evals.suites.answer_metrics import token_f1
 from resources.launcher import LocalLauncher
 from tests.support.jobs.evaluated_jobs import evaluating_job
 from tests.support.jobs.followed_evaluations import Following, following, out_dir
@@ -168,7 +168,7 @@ STEP = """
 import sys
 from ft_assets.evals import step as evaluation
 from control_plane.platform.context import Platform
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from control_plane.platform.settings import load
 from resources.database.engine import make_logins
 from resources.launcher import LocalLauncher
@@ -253,8 +253,8 @@ def test_a_cancelled_job_ends_its_evaluation(
 
 
 def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform) -> None:
-    from ft_assets.evals.config import parse
-    from ft_assets.evals.suites.suite_items import Item
+    from engine.evals.config import parse
+    from engine.evals.suites.suite_items import Item
 
     settings = replace(platform.settings, eval_suites=("a",), judge_url="http://j/v1", judge_model="m", safety_classifier="builtin")
     letter = [Item(id="1", messages=(), expected="yes")]

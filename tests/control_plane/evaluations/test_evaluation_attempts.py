@@ -32,14 +32,14 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.quotas.tables import quota_holds
 from control_plane.tenants.rules import Tenant
-from ft_assets import layout
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import Conflict, Forbidden, FtError, IntegrityError, InvalidRequest, NotAdmitted
+from core import layout
+from core.base_models import Catalogue
+from core.errors import Conflict, Forbidden, FtError, IntegrityError, InvalidRequest, NotAdmitted
+from engine.evals.run import run_file
 from ft_assets.evals import step
 from ft_assets.evals.assets import eval_report
-from ft_assets.evals.run import run_file
 from ft_assets.platform_resource import PlatformResource
-from tests.ft_assets.evals.suites.test_task_files import write_suite
+from tests.engine.evals.suites.test_task_files import write_suite
 from tests.support.jobs.evaluated_jobs import evaluating_job
 from tests.support.jobs.followed_evaluations import Following, following, out_dir
 from tests.support.jobs.followed_jobs import Scripted, until

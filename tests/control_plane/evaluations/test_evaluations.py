@@ -29,13 +29,13 @@ from control_plane.queue.tables import held_devices
 from control_plane.serving import accepted_bases
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
+from core.base_models import Catalogue
+from core.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotFound, QuotaExceeded
+from engine.evals.config import EvalConfig
+from engine.evals.gate.advice import Advice
+from engine.evals.gate.verdict import Finding, Verdict
+from engine.training.failures import StopReason
 from ft_assets.adapters import reevaluation_step
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gate.advice import Advice
-from ft_assets.evals.gate.verdict import Finding, Verdict
-from ft_assets.training.failures import StopReason
 from resources.launcher import LocalLauncher
 from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.claimed_job import asked_to_stop, ending, ledger

@@ -13,8 +13,8 @@ from control_plane.client import FtClient
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets import layout
-from ft_assets.errors import InvalidRequest, NotFound
+from core import layout
+from core.errors import InvalidRequest, NotFound
 from tests.support.jobs.evaluation_results import HOSTILE, UNSAFE, store_evaluation
 
 

@@ -23,7 +23,7 @@ from control_plane.tenants import members, operators
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import audit_log
-from ft_assets.errors import Conflict
+from core.errors import Conflict
 from tests.control_plane.console.conftest import Visitor
 from tests.control_plane.evaluations.test_releases import REASON, UNSAFE, quarantined
 from tests.support.jobs.evaluated_jobs import FAILED, Evaluate

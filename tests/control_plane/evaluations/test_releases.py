@@ -25,9 +25,9 @@ from control_plane.platform.context import Actor, Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import audit_log
+from core.errors import Conflict, Forbidden, FtError, NotFound
+from engine.evals.gate.verdict import Finding
 from ft_assets.adapters import step as adapter_step
-from ft_assets.errors import Conflict, Forbidden, FtError, NotFound
-from ft_assets.evals.gate.verdict import Finding
 from tests.support.jobs.evaluated_jobs import FAILED, LONGER, Evaluate
 
 UNSAFE = Finding(rule="safety", code="refusals_too_few", passed=False, blocking=True, detail="refuses 3 of 62")

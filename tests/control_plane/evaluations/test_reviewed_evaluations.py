@@ -27,12 +27,12 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.settings import load
 from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import Tenant
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import Conflict, InvalidRequest, Unavailable
+from core.base_models import Catalogue
+from core.errors import Conflict, InvalidRequest, Unavailable
+from core.retries import RetryPolicy
+from engine.evals.suites import safety
+from engine.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
 from ft_assets.evals import step
-from ft_assets.evals.suites import safety
-from ft_assets.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
-from ft_assets.retries import RetryPolicy
 from tests.control_plane.evaluations.test_evaluation_attempts import Evaluated
 from tests.control_plane.evaluations.test_evaluations import new_adapter
 from tests.support.jobs.begun_evaluation import begin
@@ -218,7 +218,7 @@ import sys
 from pathlib import Path
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import load
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from ft_assets.evals import step
 from resources.database.engine import make_logins
 from resources.object_store import LocalObjectStore

@@ -12,12 +12,12 @@ import pytest
 from control_plane.evaluations import schema_checks
 from control_plane.evaluations.schema_checks import with_schema_verdicts
 from control_plane.platform.context import Platform
-from ft_assets.datasets import shapes
-from ft_assets.errors import Unavailable
-from ft_assets.evals.scoring.scores import SCHEMA_VALID
-from ft_assets.evals.suites import suite_items
-from ft_assets.evals.suites.answer_reader import STRIP
-from ft_assets.evals.suites.suite_items import Item
+from core.errors import Unavailable
+from engine.data import shapes
+from engine.evals.scoring.scores import SCHEMA_VALID
+from engine.evals.suites import suite_items
+from engine.evals.suites.answer_reader import STRIP
+from engine.evals.suites.suite_items import Item
 from tests.support.jobs.evaluation_results import built, result, section, subject
 from tests.support.processes.small_disk import small_disk
 

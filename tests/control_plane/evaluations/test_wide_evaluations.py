@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from agent.workload import Kind
 from control_plane.billing import prices as price_lists
 from control_plane.billing.tables import meter_events
 from control_plane.jobs import service as jobs
@@ -22,8 +21,9 @@ from control_plane.platform.context import Platform
 from control_plane.queue.tables import reservations
 from control_plane.quotas.tables import quota_holds
 from control_plane.tenants.rules import Tenant
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import InvalidRequest, NotFound
+from core.base_models import Catalogue
+from core.errors import InvalidRequest, NotFound
+from core.workload import Kind
 from tests.support.jobs.evaluated_jobs import evaluating_job
 from tests.support.jobs.followed_evaluations import Following, following
 from tests.support.jobs.followed_jobs import Scripted

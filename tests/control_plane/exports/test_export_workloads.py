@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from agent.messages import REFUSED, Exit, Heartbeat, WriteRequest
-from agent.workload import Kind
 from control_plane.adapters import adapter_signatures, exports, signing_keys
 from control_plane.adapters.tables import Export
 from control_plane.adapters.tables import exports as exports_table
@@ -35,10 +34,11 @@ from control_plane.queue.tables import held_devices, reservations
 from control_plane.serving import rollout
 from control_plane.tenant_data.erasure import TenantData
 from control_plane.tenants.rules import Tenant
-from ft_assets.adapters.exports import Format
-from ft_assets.adapters.exports.archive import build
-from ft_assets.durable_files import sha256_of
-from ft_assets.errors import Forbidden, InvalidRequest
+from core.durable_files import sha256_of
+from core.errors import Forbidden, InvalidRequest
+from core.workload import Kind
+from engine.adapters.exports import Format
+from engine.adapters.exports.archive import build
 from resources.launcher import open_launcher
 from tests.control_plane.adapters.test_exports import MODEL, register
 from tests.support.jobs.followed_evaluations import following

@@ -12,8 +12,8 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from control_plane.graders import formulas, text_similarity
 from control_plane.graders import rules as graders
-from ft_assets.errors import InvalidRequest
-from ft_assets.evals.suites.answer_metrics import words
+from core.errors import InvalidRequest
+from engine.evals.suites.answer_metrics import words
 
 SENTENCES = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "mat", "and", "dog"]), max_size=12).map(" ".join)
 

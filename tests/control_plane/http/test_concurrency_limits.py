@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from control_plane.http.rate_limits import JoinLimiter, TenantLimiter
-from ft_assets.errors import FtError, RateLimited, Unavailable
+from core.errors import FtError, RateLimited, Unavailable
 
 PATIENCE_S = 20.0
 

@@ -17,7 +17,7 @@ from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import IntegrityError
+from core.errors import IntegrityError
 
 
 def refusal(call: Callable[[], Any], kind: type[openai.APIStatusError]) -> openai.APIStatusError:

@@ -11,7 +11,7 @@ import pytest
 from control_plane.billing.invoices.rules import month_named
 from control_plane.models.model_fetch import fetch_model
 from control_plane.platform.secrets import hint_of
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 

@@ -24,7 +24,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants import suspension
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import Unauthenticated
+from core.errors import Unauthenticated
 
 
 @dataclass

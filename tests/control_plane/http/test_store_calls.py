@@ -11,7 +11,7 @@ from starlette.requests import Request
 from control_plane.http.rate_limits import TenantLimiter
 from control_plane.http.store_calls import STORE_CALLS, STORE_CALLS_OF_ONE, StoreCalls
 from control_plane.http.turns import Turn
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 
 
 def limiter_of_process() -> TenantLimiter:

@@ -12,8 +12,8 @@ from control_plane.attempts import service as attempts
 from control_plane.jobs import job_logs
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
-from ft_assets.errors import NotFound, Unavailable
-from ft_assets.layout import attempt_prefix
+from core.errors import NotFound, Unavailable
+from core.layout import attempt_prefix
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.followed_jobs import Job, until
 from tests.support.processes.scripted_training import Scenario

@@ -21,7 +21,7 @@ from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue.tables import reservations
-from ft_assets.errors import NotAdmitted
+from core.errors import NotAdmitted
 from tests.support.jobs.started_job import start_job
 
 FIRST_FORMAT: dict[str, Any] = {

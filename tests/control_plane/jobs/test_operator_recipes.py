@@ -15,8 +15,8 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.tenants import operators
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
-from ft_assets.training import recipes as shipped
+from core.errors import Conflict, InvalidRequest, NotFound
+from engine.training import recipes as shipped
 from tests.support.platform.database_roles import as_operator
 
 SOURCE = "measured on our own tickets"

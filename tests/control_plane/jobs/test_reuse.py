@@ -23,9 +23,9 @@ from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.evals.gate.verdict import Finding, Verdict
-from ft_assets.telemetry import provenance
-from ft_assets.training.spec import Source
+from core.telemetry import provenance
+from engine.evals.gate.verdict import Finding, Verdict
+from engine.training.spec import Source
 from tests.support.jobs.finished_job import COMMIT, finish, prepare, rewrite
 from tests.support.platform.database_roles import as_owner
 

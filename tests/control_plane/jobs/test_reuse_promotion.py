@@ -22,11 +22,11 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Replica
 from control_plane.serving import rollout
 from control_plane.tenants import service as tenants
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import FtError
-from ft_assets.evals.gate.verdict import Verdict
-from ft_assets.evals.scoring.report import EvalReport
-from ft_assets.telemetry import provenance
+from core.base_models import Catalogue
+from core.errors import FtError
+from core.telemetry import provenance
+from engine.evals.gate.verdict import Verdict
+from engine.evals.scoring.report import EvalReport
 from tests.support.jobs.finished_job import COMMIT, prepare
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model

@@ -20,7 +20,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import InvalidDataset, InvalidRequest
+from core.errors import InvalidDataset, InvalidRequest
 from tests.support.platform.database_roles import as_owner
 
 RETRIED_ONCE = duplicate_requests.retried_for("1", None)

@@ -16,7 +16,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import JobState
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import Conflict, NotFound
+from core.errors import Conflict, NotFound
 
 S = JobState
 

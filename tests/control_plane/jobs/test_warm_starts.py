@@ -23,9 +23,9 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import tenants as tenants_table
-from ft_assets import layout
-from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotFound
-from ft_assets.training.spec import LoraSettings
+from core import layout
+from core.errors import FtError, IntegrityError, InvalidRequest, NotFound
+from engine.training.spec import LoraSettings
 from tests.support.jobs.finished_job import finish, prepare, put_checkpoint, rewrite
 from tests.support.platform.database_roles import as_owner
 

@@ -29,18 +29,18 @@ from control_plane.platform.context import Platform  # noqa: E402
 from control_plane.platform.settings import Settings, load  # noqa: E402
 from control_plane.tenants.rules import Tenant  # noqa: E402
 from control_plane.tenants.tables import tenants  # noqa: E402
-from ft_assets.adapters import whole_model  # noqa: E402
-from ft_assets.adapters.exports import Precision, gguf_file, merge  # noqa: E402
+from core.errors import Conflict, FtError, InvalidRequest, NotFound, Unavailable  # noqa: E402
+from engine.adapters import whole_model  # noqa: E402
+from engine.adapters.exports import Precision, gguf_file, merge  # noqa: E402
+from engine.data.schema import Example, Message  # noqa: E402
+from engine.data.tokens.chat_tokenizer import ChatTokenizer  # noqa: E402
+from engine.training.runtime.model import decoder  # noqa: E402
+from engine.training.spec import RunFile  # noqa: E402
 from ft_assets.datasets import step  # noqa: E402
-from ft_assets.datasets.schema import Example, Message  # noqa: E402
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer  # noqa: E402
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, Unavailable  # noqa: E402
-from ft_assets.training.runtime.model import decoder  # noqa: E402
-from ft_assets.training.spec import RunFile  # noqa: E402
 from tests.control_plane.models.test_base_updates import variant  # noqa: E402
-from tests.ft_assets.adapters.test_exports import with_merges  # noqa: E402
-from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
-from tests.ft_assets.training.in_process import Training  # noqa: E402
+from tests.engine.adapters.test_exports import with_merges  # noqa: E402
+from tests.engine.training.attempts import SPEC, write_pack  # noqa: E402
+from tests.engine.training.in_process import Training  # noqa: E402
 from tests.support.models.families import build_family  # noqa: E402
 from tests.support.models.tiny_model import CHAT_TEMPLATE, build_tiny_model  # noqa: E402
 from tests.support.processes.ft_command import run_ft  # noqa: E402

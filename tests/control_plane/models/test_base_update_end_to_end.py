@@ -33,9 +33,9 @@ from control_plane.platform.job_states import JobState
 from control_plane.queue.tables import reservations
 from control_plane.serving import accepted_bases
 from control_plane.tenants.rules import Tenant
+from core.errors import Conflict
 from ft_assets.adapters import step as adapter_step
 from ft_assets.datasets import step as dataset_step
-from ft_assets.errors import Conflict
 from resources.launcher import LocalLauncher
 from tests.control_plane.models.test_base_updates import variant
 from tests.support.jobs.followed_evaluations import following

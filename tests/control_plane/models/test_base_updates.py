@@ -26,11 +26,11 @@ from control_plane.models.catalogue import Given, add_local
 from control_plane.models.operator_catalogue import catalogue_file, edited
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
+from core.base_models import BaseModel
+from core.errors import Conflict, IntegrityError, InvalidRequest, NotFound
 from deploy.local.stack_services import DEMO_MODEL, demo_model_dir
-from ft_assets.base_models import BaseModel
-from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
-from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gate.verdict import Finding, Verdict
+from engine.evals.config import EvalConfig
+from engine.evals.gate.verdict import Finding, Verdict
 from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.models.tiny_model import build_tiny_model

@@ -33,9 +33,9 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import Tenant
-from ft_assets.base_models import CHANGED
+from core.base_models import CHANGED
+from core.errors import Conflict, Fault, IntegrityError, InvalidRequest
 from ft_assets.datasets import step
-from ft_assets.errors import Conflict, Fault, IntegrityError, InvalidRequest
 from resources.launcher import LocalLauncher
 from tests.support.jobs.finished_job import rewrite
 from tests.support.jobs.registered_adapter import add_adapter

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from control_plane.models import embedding_rows  # noqa: E402
 from control_plane.models.embedding_rows import CHUNK_BYTES, Rows, copy_shard, extended_config, extended_index, plan  # noqa: E402
-from ft_assets.errors import InvalidRequest  # noqa: E402
+from core.errors import InvalidRequest  # noqa: E402
 from tests.support.models.tiny_model import VOCAB, build_tiny_model  # noqa: E402
 
 

@@ -17,8 +17,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import RegisteredModels
 from control_plane.tenant_data import deletion_requests
 from control_plane.tenants import service as tenants
-from ft_assets.adapters.record import parse_name
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
+from engine.adapters.record import parse_name
 from tests.support.jobs.registered_adapter import add_adapter
 
 START = datetime(2026, 5, 1, tzinfo=UTC)

@@ -26,9 +26,9 @@ from control_plane.notifications.tables import deliveries, webhook_endpoints
 from control_plane.notifications.tables import outbox as events
 from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.protocols import WebhookAnswer
-from control_plane.platform.webhook_targets import parse_networks
 from control_plane.worker.process import CONCURRENCY
-from ft_assets.errors import InvalidRequest, NotFound
+from core.errors import InvalidRequest, NotFound
+from core.public_addresses import parse_networks
 from resources.webhook_sender import HttpWebhookSender
 from tests.support.platform.background_worker import work_off, working
 from tests.support.platform.notified_tenants import QUEUED, RUNNING, SUCCEEDED, World, forget_all

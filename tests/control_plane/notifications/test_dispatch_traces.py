@@ -15,7 +15,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.notifications import dispatch
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets.telemetry import spans
+from core.telemetry import spans
 from tests.support.servers.span_collector import collecting
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +24,7 @@ DELIVERED = """
 import sys
 from control_plane.notifications import dispatch as traces
 from control_plane.platform.settings import load
-from ft_assets.telemetry import spans as tracing
+from core.telemetry import spans as tracing
 from control_plane.composition import open_platform
 tracing.configure("ft-worker")
 platform = open_platform(load())

@@ -23,8 +23,8 @@ from control_plane.platform.context import Actor, Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import members
 from control_plane.tenants.rules import Tenant
-from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict
+from core.errors import Conflict
+from engine.adapters.stages import Stage
 from resources.mail import SmtpMailer
 from tests.support.jobs.finished_job import finish
 from tests.support.jobs.registered_adapter import add_adapter

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from ft_assets.telemetry import logs
+from core.telemetry import logs
 from tests.support.servers.raw_server import RawServer, raw_server
 from tests.support.servers.webhook_receiver import until
 

@@ -15,8 +15,8 @@ from control_plane.notifications import webhook_endpoints as webhooks
 from control_plane.notifications.rules import DELAYS_S
 from control_plane.notifications.tables import SigningSecret, webhook_endpoints
 from control_plane.platform.context import Platform
-from control_plane.platform.webhook_targets import parse_networks
-from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded, RateLimited
+from core.errors import Conflict, FtError, NotFound, QuotaExceeded, RateLimited
+from core.public_addresses import parse_networks
 from resources.webhook_sender import HttpWebhookSender
 from tests.support.platform.notified_tenants import SUCCEEDED, World, forget_all
 from tests.support.servers.webhook_receiver import Receiver, receiver, until

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from control_plane.capacity.pools import Pool, nodes
 from control_plane.planning import job_mix, kind_sizes
 from control_plane.planning.arrivals import submissions
 from control_plane.planning.sized_kind import SizedKind
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
+from engine.scheduler.pools import Pool, nodes
 
 ONE: dict[str, Any] = {"name": "one", "share": 100, "gpu_hours": 2, "gpus": 1}
 BODY: dict[str, Any] = {"jobs_a_day": 100, "kinds": [ONE]}

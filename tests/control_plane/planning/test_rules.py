@@ -12,11 +12,11 @@ import pytest
 
 from control_plane.billing import prices
 from control_plane.capacity import configured_pools
-from control_plane.capacity.pools import Pool, nodes
 from control_plane.planning import job_mix, kind_sizes, rules
 from control_plane.planning.job_mix import JobMix
 from control_plane.planning.rules import Demand
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
+from engine.scheduler.pools import Pool, nodes
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 SHIPPED = Path(__file__).parents[3] / "deploy" / "pools.yaml"

@@ -13,7 +13,7 @@ from control_plane.attempts.checkpoint_retention import KEPT_AFTER_END
 from control_plane.planning import job_mix, kind_sizes, service
 from control_plane.planning.waits import Limits
 from control_plane.platform.settings import Settings
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 POOLS = "pools: [{name: all, gpu_type: h100-80gb, nodes: [{count: 2, gpus: 8}]}]"

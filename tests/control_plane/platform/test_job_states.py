@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control_plane.platform.job_states import FINAL, OPENAI_STATUS, TRANSITIONS, JobState, check_transition, openai_status
-from ft_assets.errors import Conflict
+from core.errors import Conflict
 
 OPENAI_WORDS = {"validating_files", "queued", "running", "succeeded", "failed", "cancelled", "pausing", "paused"}
 

@@ -18,7 +18,7 @@ from control_plane.notifications.tables import webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.platform.secrets import _cipher_of, dagster_token, inference_token, kept_secret, seal, unseal
 from control_plane.platform.settings import Settings, load
-from ft_assets.errors import IntegrityError
+from core.errors import IntegrityError
 from tests.support.platform.notified_tenants import World, forget_all
 from tests.support.servers.webhook_receiver import Receiver, receiver
 

@@ -22,14 +22,15 @@ from control_plane.notifications.tables import outbox
 from control_plane.platform.bulk_updates import update_each
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from control_plane.queue import cycle, scheduler
+from control_plane.queue import cycle
 from control_plane.queue import snapshot as queue_reading
 from control_plane.queue.reservations import OverdueRelease, ask_to_stop, lock_to_stop, overdue_releases
-from control_plane.queue.scheduler import Preempt
 from control_plane.queue.snapshot import placement_of, promise_of
 from control_plane.queue.tables import reservations, scheduler_state
 from control_plane.tenants.tables import tenants
-from ft_assets.errors import Conflict, NotFound
+from core.errors import Conflict, NotFound
+from engine import scheduler
+from engine.scheduler import Preempt
 from tests.faults.loop_world import POOLS, Planned, World, build
 from tests.support.jobs.claimed_job import report
 

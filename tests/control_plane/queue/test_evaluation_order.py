@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from agent.workload import Kind
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.cli.tenant.jobs.queue_commands import queue_lines, running_line
@@ -25,6 +24,7 @@ from control_plane.queue.status import view
 from control_plane.queue.tables import reservations
 from control_plane.tenants import suspension
 from control_plane.tenants.tables import tenants
+from core.workload import Kind
 from tests.support.jobs.queued_jobs import Queued, queued
 from tests.support.jobs.registered_adapter import add_adapter
 

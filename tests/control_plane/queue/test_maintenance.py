@@ -22,8 +22,8 @@ from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue.status import view
 from control_plane.queue.tables import reservations
 from control_plane.tenants.tables import audit_log
-from ft_assets.errors import Fault, InvalidRequest, NotFound
-from ft_assets.training.failures import FailureClass, Retry
+from core.errors import Fault, InvalidRequest, NotFound
+from engine.training.failures import FailureClass, Retry
 from tests.support.jobs.claimed_job import asked_to_stop, ledger, report
 from tests.support.jobs.queued_jobs import Queued, queued
 

@@ -28,7 +28,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants import suspension
 from control_plane.tenants.tables import audit_log
 from control_plane.tenants.tables import tenants as tenants_table
-from ft_assets.errors import QuotaExceeded
+from core.errors import QuotaExceeded
 from tests.support.jobs.followed_jobs import Job, until
 from tests.support.platform.database_roles import as_owner
 from tests.support.platform.lock_waits import num_waiting

@@ -17,7 +17,7 @@ from control_plane.queue import cycle
 from control_plane.queue.tables import reservations
 from control_plane.quotas import enforcement
 from control_plane.quotas import service as quotas
-from ft_assets.errors import QuotaExceeded
+from core.errors import QuotaExceeded
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.platform.ledger_entries import enter
 from tests.support.platform.tenant_accounts import LOST, PAUSED, Account

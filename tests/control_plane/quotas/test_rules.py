@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from control_plane.quotas.rules import Ask, Standing, Usage, admit, at_cap, left_s, may_go_on, month_of, overage_s, promised_start, reached
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 from tests.support.platform.plain_tenant import a_tenant
 
 HOUR = 3600.0

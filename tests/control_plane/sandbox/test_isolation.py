@@ -26,9 +26,9 @@ from control_plane.platform.context import Platform
 from control_plane.sandbox.sandbox_parent import CRASHED, VALIDATOR, Limits, run_sandboxed, used_bytes, validate_sandboxed, wall_s
 from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import Tenant
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.durable_files import write_json
-from ft_assets.errors import Conflict, FtError, Unavailable
+from core.durable_files import write_json
+from core.errors import Conflict, FtError, Unavailable
+from engine.data.blocks.pass_progress import Progress
 from tests.support.platform.background_worker import working
 
 LIMITS = Limits(wall_s=wall_s(1 << 30))
@@ -179,7 +179,7 @@ def test_a_child_that_is_never_done_is_ended_however_much_it_tells(tmp_path: Pat
 
 def test_an_error_of_ours_comes_back_as_itself_and_a_secret_is_in_no_file(tmp_path: Path) -> None:
     code = (
-        "from control_plane.sandbox.sandbox_child import main\nfrom ft_assets.errors import *\n"
+        "from control_plane.sandbox.sandbox_child import main\nfrom core.errors import *\n"
         "def work(order, secret, progress): raise Unavailable(f'{order[\"who\"]} {secret[::-1]}', code='away')\nmain(work)"
     )
     with pytest.raises(Unavailable, match="the hub terces") as raised:

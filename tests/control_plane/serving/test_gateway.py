@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Message
 
 from control_plane.serving.gateway import MAX_LACKS, MAX_RESENDS, SKIP_S, Gateway, ServerFailed, Target, _in_openai_form, _Server
-from ft_assets.errors import RateLimited, Unavailable
+from core.errors import RateLimited, Unavailable
 
 URLS = ("http://one", "http://two", "http://three")
 Behaviour = Callable[[httpx.Request], httpx.Response | Awaitable[httpx.Response]]

@@ -20,7 +20,7 @@ from control_plane.serving import model_routes
 from control_plane.serving.model_routes import Target
 from control_plane.serving.tables import replica_adapters
 from control_plane.tenants import service as tenants
-from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
+from core.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.platform.lock_waits import wait_for_a_lock
 

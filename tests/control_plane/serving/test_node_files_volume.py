@@ -18,8 +18,8 @@ from control_plane.platform.context import Platform
 from control_plane.serving import rollout
 from control_plane.serving.node_files import materialise
 from control_plane.tenants import service as tenants
-from ft_assets.adapters import package
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
+from engine.adapters import package
 from resources.inference.fleet_client import HttpFleet
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.inference_server import TOKEN, free_port, inference_server

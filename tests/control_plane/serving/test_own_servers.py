@@ -15,7 +15,7 @@ from control_plane.serving import model_routes, own_servers, rollout
 from control_plane.serving.routes import _target
 from control_plane.tenant_data.erasure import Servers as AskedServers
 from control_plane.tenant_data.erasure import served_by
-from ft_assets.errors import Conflict
+from core.errors import Conflict
 from tests.support.platform.fleet_in_memory import ONE, TWO, OwnServers, Place
 
 

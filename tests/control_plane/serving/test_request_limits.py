@@ -13,9 +13,9 @@ import pytest
 from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
 from control_plane.serving.request_limits import check_limits
-from ft_assets.datasets.conversation import normalize_request
-from ft_assets.errors import InvalidRequest
-from ft_assets.storable_text import check_storable
+from core.errors import InvalidRequest
+from core.storable_text import check_storable
+from engine.data.conversation import normalize_request
 from resources.inference.request_errors import RequestError
 from resources.inference.schemas import ChatRequest, CompletionRequest
 

@@ -25,8 +25,8 @@ from control_plane.serving.responses.events import ResponseStream
 from control_plane.serving.responses.response_objects import whole_response
 from control_plane.serving.responses.translation import translate
 from control_plane.tenants import service as tenants
-from ft_assets.datasets.conversation import normalize_request
-from ft_assets.errors import InvalidRequest, Unavailable
+from core.errors import InvalidRequest, Unavailable
+from engine.data.conversation import normalize_request
 from tests.support.models.tool_templates import READABLE, build_tool_model
 from tests.support.servers.inference_server import TOKEN, free_port, inference_server
 

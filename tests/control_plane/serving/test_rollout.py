@@ -15,7 +15,7 @@ from control_plane.serving import observations, rollout
 from control_plane.serving.node_files import directory
 from control_plane.serving.rollout import reconcile
 from control_plane.serving.tables import deployments
-from ft_assets.errors import Conflict, Unavailable
+from core.errors import Conflict, Unavailable
 from tests.support.platform.fleet_in_memory import ONE, TWO, Place
 
 

@@ -13,8 +13,8 @@ import pytest
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.serving import node_files
-from ft_assets.adapters import serving_index
-from ft_assets.errors import Conflict, Unavailable
+from core.errors import Conflict, Unavailable
+from engine.adapters import serving_index
 from tests.support.jobs.registered_adapter import BASE_DIGEST
 from tests.support.platform.fleet_in_memory import ONE, TWO, Place
 

@@ -23,8 +23,8 @@ from control_plane.platform.protocols import Replica
 from control_plane.serving import node_files
 from control_plane.serving.node_files import materialise
 from control_plane.tenants import service as tenants
-from ft_assets.adapters import package, serving_index
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
+from engine.adapters import package, serving_index
 from tests.support.models.tiny_model import build_tiny_model
 from tests.vllm.customer import Customer
 

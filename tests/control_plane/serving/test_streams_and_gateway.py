@@ -24,8 +24,8 @@ from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
-from ft_assets.datasets.conversation import normalize_request
-from ft_assets.errors import InvalidRequest, NotFound
+from core.errors import InvalidRequest, NotFound
+from engine.data.conversation import normalize_request
 from tests.support.jobs.followed_jobs import until
 from tests.support.jobs.registered_adapter import add_adapter
 

@@ -23,8 +23,8 @@ from control_plane.serving import model_routes, own_servers
 from control_plane.serving.rollout import Reconciled, reconcile
 from control_plane.tenant_data import deletion, deletion_requests
 from control_plane.tenants import service as tenants
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import Conflict
+from core.base_models import Catalogue
+from core.errors import Conflict
 from resources.inference.fleet_client import HttpFleet
 from resources.inference.local_servers import LocalServers, stop_all
 from resources.launcher.process_identity import alive

@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from control_plane.billing import budgets
 from control_plane.billing.tables import ledger_entries
 from control_plane.notifications import webhook_endpoints
-from control_plane.platform.webhook_targets import parse_networks
 from control_plane.tenant_data import deletion, deletion_requests, erasure
 from control_plane.tenants import members, suspension
 from control_plane.tenants import service as tenants
-from ft_assets.errors import Conflict, Forbidden, Unauthenticated
+from core.errors import Conflict, Forbidden, Unauthenticated
+from core.public_addresses import parse_networks
 from resources.webhook_sender import HttpWebhookSender
 from tests.support.platform.deletable_tenants import World, texts_of_database
 from tests.support.platform.ledger_entries import enter

@@ -38,8 +38,8 @@ from control_plane.tenant_data import export
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tracking.tables import integrations
-from ft_assets import layout
-from ft_assets.errors import IntegrityError
+from core import layout
+from core.errors import IntegrityError
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.finished_job import finish
 from tests.support.platform.declared_tables import declared_tables

@@ -35,9 +35,9 @@ from control_plane.platform.context import Platform
 from control_plane.serving.tables import replica_adapters
 from control_plane.tenant_data import deletion, deletion_requests, erasure
 from control_plane.tenant_data.tables import deletion_objects, deletions
-from ft_assets import layout
-from ft_assets.adapters.stages import GRACE
-from ft_assets.errors import Conflict, InvalidRequest
+from core import layout
+from core.errors import Conflict, InvalidRequest
+from engine.adapters.stages import GRACE
 from tests.support.jobs.finished_job import rewrite
 from tests.support.platform.database_roles import as_owner
 from tests.support.platform.deletable_tenants import SECRET, Servers, Weak, World, killed_while_working, texts_of_database, working

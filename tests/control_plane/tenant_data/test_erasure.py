@@ -34,11 +34,11 @@ from control_plane.tenant_data import deletion, deletion_requests, erasure
 from control_plane.tenants import members
 from control_plane.tenants.tables import idempotency_keys
 from control_plane.tracking.tables import integrations, wandb_runs
-from ft_assets import layout
-from ft_assets.adapters.stages import GRACE
-from ft_assets.base_models import Catalogue
+from core import layout
+from core.base_models import Catalogue
+from core.errors import IntegrityError
+from engine.adapters.stages import GRACE
 from ft_assets.datasets import step as dataset_step
-from ft_assets.errors import IntegrityError
 from resources.object_store.tenant_keys import KEYS, TenantKeys
 from tests.support.jobs.finished_job import finish, rewrite
 from tests.support.jobs.followed_jobs import Job

@@ -14,7 +14,7 @@ from control_plane.evaluations.tables import evaluations
 from control_plane.platform.protocols import Search
 from control_plane.tenant_data import deletion, erasure
 from control_plane.tenant_data.tables import deletion_objects
-from ft_assets import layout
+from core import layout
 from tests.control_plane.tenant_data.test_deletion import world_file
 from tests.support.platform.deletable_tenants import Weak, World
 

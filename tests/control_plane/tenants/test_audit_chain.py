@@ -21,7 +21,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.audit import audit_entries
 from control_plane.tenants.audit.audit_chain import Content, Entry, Head, check, parse_head, place
 from control_plane.tenants.tables import audit_log
-from ft_assets.errors import IntegrityError
+from core.errors import IntegrityError
 from resources.database.engine import make_engine
 from tests.support.platform.lock_waits import wait_for_a_lock
 

@@ -19,7 +19,7 @@ from control_plane.tenants.rules import Tenant
 from control_plane.tenants.service import NewKey
 from control_plane.tenants.tables import api_keys
 from control_plane.tenants.tables import members as members_table
-from ft_assets.errors import Forbidden, QuotaExceeded, Unauthenticated
+from core.errors import Forbidden, QuotaExceeded, Unauthenticated
 
 Call = Callable[..., httpx.Response]
 PEOPLE = {"owner": "owner", "owner2": "owner", "admin": "admin", "admin2": "admin", "member": "member", "viewer": "viewer"}

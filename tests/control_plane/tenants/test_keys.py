@@ -16,7 +16,7 @@ from control_plane.platform.context import Actor, Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import api_keys
-from ft_assets.errors import Conflict, Unauthenticated
+from core.errors import Conflict, Unauthenticated
 
 
 def call(url: str, key: str, method: str, path: str, **options: Any) -> httpx.Response:

@@ -15,7 +15,7 @@ from control_plane.tenants import members
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Role, Tenant, person_of
 from control_plane.tenants.tables import members as members_table
-from ft_assets.errors import FtError
+from core.errors import FtError
 
 Call = Callable[..., httpx.Response]
 

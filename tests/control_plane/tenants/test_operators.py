@@ -15,7 +15,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import operators, suspension
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import TIERS, Tenant
-from ft_assets.errors import InvalidRequest, Unauthenticated
+from core.errors import InvalidRequest, Unauthenticated
 from tests.support.platform.database_roles import as_operator
 
 Call = Callable[..., httpx.Response]

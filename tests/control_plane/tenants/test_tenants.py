@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.tenants.rules import TIERS, Principal, Role, Scope, role_named, within
-from ft_assets.errors import Forbidden, InvalidRequest
+from core.errors import Forbidden, InvalidRequest
 from tests.support.platform.plain_tenant import a_tenant
 
 ACME = a_tenant()

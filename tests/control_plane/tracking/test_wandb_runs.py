@@ -29,7 +29,7 @@ from control_plane.tracking import rules, service, wandb_runs
 from control_plane.tracking.tables import integrations
 from control_plane.tracking.tables import wandb_runs as table
 from control_plane.worker.periodic_work import FREQUENT
-from ft_assets.errors import InvalidRequest, NotFound
+from core.errors import InvalidRequest, NotFound
 from resources.tracking.wandb_server import HttpWandb
 from tests.support.platform.background_worker import work_off
 from tests.support.servers.served_app import served

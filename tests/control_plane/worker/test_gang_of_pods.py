@@ -11,9 +11,9 @@ import pytest
 
 from control_plane.attempts import service as attempts
 from control_plane.capacity import kueue
-from control_plane.capacity.pools import Node, Pool
 from control_plane.jobs import service as jobs
 from control_plane.platform.job_states import JobState
+from engine.scheduler.pools import Node, Pool
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from tests.support.jobs.followed_jobs import Job, plain_weights, until

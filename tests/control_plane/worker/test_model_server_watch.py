@@ -12,8 +12,8 @@ import pytest
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import ModelServer
 from control_plane.worker import model_server_watch
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
+from engine.adapters.record import AdapterRecord
 from tests.support.jobs.followed_jobs import until
 from tests.support.platform.background_worker import working
 from tests.support.platform.fleet_in_memory import OwnServers, Place

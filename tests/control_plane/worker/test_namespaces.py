@@ -16,7 +16,7 @@ from control_plane.platform.protocols import WorkloadPhase
 from control_plane.serving import own_servers
 from control_plane.tenants import service as tenants
 from control_plane.worker import attempt_watch, namespaces
-from ft_assets.errors import Conflict
+from core.errors import Conflict
 from resources.dagster.configured_resources import LauncherResource
 from resources.launcher import LocalGangs, open_launcher
 from resources.launcher.kubernetes_launcher import KubernetesLauncher

@@ -18,20 +18,20 @@ import pytest
 pytest.importorskip("torch", reason="needs the training environment")
 
 from agent.prewarmed_trainer import NAME
-from agent.workload import Workload
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Ending
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadStatus
 from control_plane.platform.transfer import upload
-from ft_assets import layout
-from ft_assets.base_models import Catalogue
-from ft_assets.training.spec import CheckpointPolicy
+from core import layout
+from core.base_models import Catalogue
+from core.workload import Workload
+from engine.training.spec import CheckpointPolicy
 from resources.launcher import LocalGangs, prewarmed
 from resources.launcher.local_processes import workload_environment
 from resources.launcher.process_identity import alive
-from tests.ft_assets.training.attempts import SPEC, write_pack
+from tests.engine.training.attempts import SPEC, write_pack
 from tests.support.jobs.followed_jobs import Job, Scripted, until
 from tests.support.models.tiny_model import build_tiny_model
 

@@ -30,7 +30,7 @@ from control_plane.tenants import service as tenants
 from control_plane.worker import process
 from control_plane.worker.periodic_work import QUICK
 from control_plane.worker.tasks import make_app
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 from resources.object_store import LocalObjectStore
 from tests.support.platform.background_worker import working
 from tests.support.servers.webhook_receiver import until

@@ -12,7 +12,6 @@ import pytest
 import sqlalchemy as sa
 
 from agent.messages import Exit, Heartbeat
-from agent.workload import Workload
 from control_plane.attempts import agents, start
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
@@ -20,7 +19,6 @@ from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.attempts.watch import Watcher
 from control_plane.billing.tables import meter_events
 from control_plane.capacity import kueue
-from control_plane.capacity.pools import local_pool
 from control_plane.capacity.tables import node_drains
 from control_plane.evaluations import service as evaluations
 from control_plane.jobs import service as jobs
@@ -29,7 +27,9 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.queue import cycle
 from control_plane.tenants import service as tenants
-from ft_assets.retries import RetryPolicy
+from core.retries import RetryPolicy
+from core.workload import Workload
+from engine.scheduler.pools import local_pool
 from resources.launcher import kubernetes_launcher
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher

@@ -12,11 +12,11 @@ import dagster_k8s.client
 import pytest
 
 from control_plane.capacity import kueue
-from control_plane.capacity.pools import Pool, nodes
 from control_plane.platform.settings import load
-from ft_assets.adapters import llm_d
-from ft_assets.adapters.cluster import ClusterSettings
-from ft_assets.training.model_shapes import ModelShape
+from engine.adapters import llm_d
+from engine.adapters.cluster import ClusterSettings
+from engine.scheduler.pools import Pool, nodes
+from engine.training.model_shapes import ModelShape
 from resources.launcher.kubernetes_tenants import DNS
 from tests.control_plane.api.test_authorization_matrix import TABLE as EVERY_ROUTE
 from tests.deploy.helm.dagster_pods import launcher, pod_of, run_job, step_job

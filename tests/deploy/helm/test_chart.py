@@ -18,8 +18,8 @@ from dagster._core.instance.ref import InstanceRef
 from control_plane.api.main import GRACEFUL_SHUTDOWN_S
 from control_plane.capacity import configured_pools
 from control_plane.platform.settings import Settings, load, variable
-from ft_assets.adapters.cluster import ClusterSettings
-from ft_assets.telemetry import provenance
+from core.telemetry import provenance
+from engine.adapters.cluster import ClusterSettings
 from tests.deploy.helm.dagster_pods import launcher, run_job, step_job
 from tests.deploy.helm.rendered_chart import (
     CHART,

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from ft_assets.adapters import llm_d, servers
-from ft_assets.adapters.cluster import ClusterSettings
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import Unavailable
+from core.base_models import Catalogue
+from core.errors import Unavailable
+from engine.adapters import llm_d, servers
+from engine.adapters.cluster import ClusterSettings
 from resources.inference.kubernetes_servers import KubernetesServers
 from resources.launcher.kubernetes_api import KubernetesApi
 from tests.deploy.helm.rendered_chart import EVERYTHING, MINIMAL, NAMESPACE, configuration, merged, objects, of_kind, render, values

@@ -14,7 +14,7 @@ import pytest
 
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.platform.settings import load
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 from resources.launcher.kubernetes_api import SECRETS, KubernetesApi
 from resources.launcher.kubernetes_launcher import START_TIMEOUT_S, KubernetesLauncher
 from resources.launcher.kubernetes_nodes import cordon

@@ -14,8 +14,8 @@ from pathlib import Path
 import psycopg2
 import pytest
 
+from core.errors import InvalidRequest
 from deploy.local.private_home import make_private
-from ft_assets.errors import InvalidRequest
 from resources.database import embedded
 from resources.object_store import LocalObjectStore
 

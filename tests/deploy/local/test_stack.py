@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from control_plane.platform import settings as settings_module
+from core.errors import Conflict, Unavailable
 from deploy.local import lifecycle, stack_services
 from deploy.local.readiness import http_ok
 from deploy.local.supervisor import lock, stack_report
 from deploy.local.supervisor.lock import StackFiles
 from deploy.local.supervisor.service_spec import Readiness, Service
 from deploy.local.supervisor.stack_report import Phase, ServiceReport, ServiceState, StackReport
-from ft_assets.errors import Conflict, Unavailable
 from tests.support.processes.stack import (
     BEAT,
     CLOSING,

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from core.errors import Unavailable
 from deploy.local import postgres
 from deploy.local.readiness import file_touched, file_written
 from deploy.local.supervisor import child_process, stack_supervisor
 from deploy.local.supervisor.service_spec import Limits, Readiness, Service
 from deploy.local.supervisor.stack_report import Phase, ServiceState
 from deploy.local.supervisor.unit import RESTART_WINDOW_S, Unit
-from ft_assets.errors import Unavailable
 from tests.support.jobs.followed_jobs import until
 from tests.support.processes.small_disk import small_disk
 from tests.support.processes.stack import (

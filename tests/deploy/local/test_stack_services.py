@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from control_plane.platform import settings as settings_module
+from core.errors import Conflict
 from deploy.local import lifecycle, stack_services
 from deploy.local.readiness import code_state, daemon_state, http_ok
 from deploy.local.supervisor import lock
 from deploy.local.supervisor.lock import StackFiles
-from ft_assets.errors import Conflict
 from tests.support.processes.stack import PYTHON, free_port
 
 

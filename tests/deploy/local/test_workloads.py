@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.workload import Kind, Workload
 from control_plane.platform import settings as settings_module
+from core.workload import Kind, Workload
 from deploy.local import workloads
 from resources.launcher import LocalLauncher
 
@@ -18,7 +18,7 @@ def test_each_workload_that_was_stopped_says_where_it_goes_on(tmp_path: Path) ->
     launcher = LocalLauncher(settings.work_dir / "launcher")
     for name, job in TRAINED.items():
         launcher.start_or_adopt(Workload(name=name, kind=Kind.TRAIN, tenant="acme", job=job))
-    evaluation = ("ft_assets.evals.run.runner", str(tmp_path / "run.json"))
+    evaluation = ("engine.evals.run.runner", str(tmp_path / "run.json"))
     launcher.start_or_adopt(Workload(name="judged-e1", kind=Kind.EVALUATE, command=evaluation, tenant="acme", job="judged"))
     for name in (*TRAINED, "judged-e1"):
         launcher.stop(name, grace_s=0.0)

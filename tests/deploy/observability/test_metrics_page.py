@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ft_assets.telemetry import logs
+from core.telemetry import logs
 from tests.deploy.observability.expressions import OF_OTHERS, ROOT
 
 PAGE = ROOT / "docs/observability.md"

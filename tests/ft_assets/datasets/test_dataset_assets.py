@@ -17,7 +17,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from ft_assets.datasets.assets import dataset, tokenized_pack
 from ft_assets.platform_resource import PlatformResource
 from tests.support.models.tiny_model import build_tiny_model

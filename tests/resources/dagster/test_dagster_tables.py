@@ -18,7 +18,7 @@ from dagster._core.test_utils import create_run_for_test
 from dagster_postgres import DagsterPostgresStorage
 from sqlalchemy.engine import Engine
 
-from ft_assets.errors import Conflict
+from core.errors import Conflict
 from resources.dagster import dagster_records
 from resources.dagster.dagster_records import Names
 from resources.database import embedded

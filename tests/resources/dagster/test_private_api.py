@@ -10,10 +10,10 @@ from pathlib import Path
 import dagster
 import pytest
 
+from core.telemetry.logs import PACKAGES
 from resources.dagster import private_api
 
 ROOT = Path(__file__).parents[3]
-SOURCES = ("agent", "control_plane", "deploy", "ft_assets", "resources", "sensors")
 
 
 def test_the_version_in_use_is_the_one_that_was_tried() -> None:
@@ -22,7 +22,7 @@ def test_the_version_in_use_is_the_one_that_was_tried() -> None:
 
 def test_private_modules_are_imported_in_one_place() -> None:
     private = re.compile(r"^\s*(?:from|import) dagster(?:_\w+)?\._", re.MULTILINE)
-    found = {p.relative_to(ROOT).as_posix() for top in SOURCES for p in (ROOT / top).rglob("*.py") if private.search(p.read_text())}
+    found = {p.relative_to(ROOT).as_posix() for top in PACKAGES for p in (ROOT / top).rglob("*.py") if private.search(p.read_text())}
     assert found == {"resources/dagster/private_api.py"}
 
 

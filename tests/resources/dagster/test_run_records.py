@@ -20,11 +20,11 @@ from dagster._serdes import serialize_value
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.settings import Settings
+from core.errors import Unavailable
 from deploy.local import lifecycle
 from deploy.local.supervisor import lock
 from deploy.local.supervisor.lock import StackFiles
 from deploy.local.supervisor.stack_report import Phase, ServiceReport, ServiceState, StackReport
-from ft_assets.errors import Unavailable
 from resources.atomic_write import write_atomically
 from resources.dagster.run_records import (
     address_file,

@@ -15,8 +15,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from control_plane.platform.settings import load
+from core.errors import Conflict, InvalidRequest, Unavailable
 from deploy.local.supervisor import lock
-from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 from resources.database import embedded, migrate
 from resources.database.engine import PING_AFTER_S, control_plane_url, dagster_url, make_engine
 from tests.support.platform.declared_tables import declared_tables

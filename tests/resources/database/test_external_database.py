@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
 from control_plane.platform.settings import Settings, load
+from core.errors import Conflict
 from deploy.local import database_setup
 from deploy.local.stack_services import prepare_home
-from ft_assets.errors import Conflict
 from resources.database import embedded
 
 INITIAL = importlib.import_module("resources.database.migrations.versions.initial")

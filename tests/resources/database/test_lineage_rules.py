@@ -19,8 +19,8 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.tenant_data.tables import deletions
 from control_plane.tenants.rules import Tenant
-from ft_assets.adapters.stages import TRANSITIONS
-from ft_assets.errors import Conflict, FtError, LineageIncomplete
+from core.errors import Conflict, FtError, LineageIncomplete
+from engine.adapters.stages import TRANSITIONS
 from tests.support.jobs.finished_job import rewrite
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.platform.database_roles import as_owner

@@ -12,8 +12,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from ft_assets.datasets.tokens.call_form import CallForm
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from engine.data.tokens.call_form import CallForm
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from resources.inference.call_stream import CallReading, message_of
 from tests.support.models.tool_templates import READABLE, UNREADABLE, build_tool_model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_assets.adapters import tensors
+from engine.adapters import tensors
 from resources.inference.engine.engine_thread import Engine
 from resources.inference.engine.fair_turns import Share
 from resources.inference.schemas import ChatRequest

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ft_assets.adapters import package, whole_model
-from ft_assets.base_models import model_digest
-from ft_assets.errors import IntegrityError
+from core.base_models import model_digest
+from core.errors import IntegrityError
+from engine.adapters import package, whole_model
 from resources.inference import fetch_package
 from resources.object_store import LocalObjectStore
 from tests.support.models.tiny_adapter import build_tiny_adapter

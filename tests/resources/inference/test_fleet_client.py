@@ -13,7 +13,7 @@ import pytest
 from control_plane.composition import adapters_volume
 from control_plane.platform.protocols import Fleet, Replica
 from control_plane.platform.settings import load
-from ft_assets.errors import Conflict, Unavailable
+from core.errors import Conflict, Unavailable
 from resources.inference.fleet_client import SILENT_S, HttpFleet, VolumeMount
 
 ONE, TWO = "http://one", "http://two"

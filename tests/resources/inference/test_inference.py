@@ -20,10 +20,10 @@ from safetensors.numpy import save_file
 from control_plane.cli.admin.doctor.check_findings import Site, run
 from control_plane.cli.admin.doctor.service_checks import CHECKS
 from control_plane.platform.settings import load as load_settings
-from ft_assets.adapters import package
-from ft_assets.adapters.package import WEIGHTS
-from ft_assets.base_models import model_digest
-from ft_assets.errors import Conflict
+from core.base_models import model_digest
+from core.errors import Conflict
+from engine.adapters import package
+from engine.adapters.package import WEIGHTS
 from resources.inference.fleet_client import HttpFleet
 from tests.support.models.tiny_adapter import adapter_arrays, build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model

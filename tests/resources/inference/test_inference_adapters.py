@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ft_assets.adapters import tensors
+from engine.adapters import tensors
 from resources.inference.loaded_adapters import AdapterError, AdapterStore
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model

@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 
-from ft_assets.datasets.conversation import read_request
-from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from tests.ft_assets.datasets.tokens.test_tokens import TOOLS_TEMPLATE
+from engine.data.conversation import read_request
+from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from tests.engine.data.tokens.test_tokens import TOOLS_TEMPLATE
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.inference_server import HEADERS, TOKEN, free_port, inference_server
 

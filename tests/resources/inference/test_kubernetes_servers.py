@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from control_plane.platform.protocols import ModelServer
-from ft_assets.adapters import cluster, llm_d, servers
-from ft_assets.adapters.cluster import ClusterSettings
-from ft_assets.adapters.record import FULL, AdapterRecord
-from ft_assets.adapters.stages import Stage
-from ft_assets.base_models import Catalogue
-from ft_assets.errors import InvalidRequest, Unavailable
-from ft_assets.training import model_shapes
-from ft_assets.training.model_shapes import ModelShape
+from core.base_models import Catalogue
+from core.errors import InvalidRequest, Unavailable
+from engine.adapters import cluster, llm_d, servers
+from engine.adapters.cluster import ClusterSettings
+from engine.adapters.record import FULL, AdapterRecord
+from engine.adapters.stages import Stage
+from engine.training import model_shapes
+from engine.training.model_shapes import ModelShape
 from resources.inference.kubernetes_servers import APPLIED_S, KEPT, KubernetesServers
 from resources.launcher.kubernetes_api import KubernetesApi
 from tests.support.kubernetes.kubernetes_api import PLURALS, Cluster, Object, Refused, served

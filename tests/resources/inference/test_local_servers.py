@@ -15,9 +15,9 @@ import pytest
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.settings import Settings
-from ft_assets.adapters import whole_model
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.base_models import Catalogue, model_digest
+from core.base_models import Catalogue, model_digest
+from engine.adapters import whole_model
+from engine.adapters.record import AdapterRecord
 from resources.inference.local_servers import LocalServers, stop_all
 from resources.launcher.process_identity import alive
 from resources.object_store import LocalObjectStore

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 
-from agent.workload import Kind, NodeShare, Workload
-from control_plane.capacity.pools import Pool, nodes
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
-from ft_assets.retries import RetryPolicy
+from core.retries import RetryPolicy
+from core.workload import Kind, NodeShare, Workload
+from engine.scheduler.pools import Pool, nodes
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from tests.support.kubernetes.kubernetes_api import Cluster, Key, Object, served
@@ -23,7 +23,7 @@ ABSENT, PENDING, RUNNING, EXITED, LOST = WorkloadPhase
 
 def workload(name: str = NAME, *, num_nodes: int = 1, gpus: int = 8, pool: str = "fabric") -> Workload:
     return Workload(
-        name=name, kind=Kind.TRAIN, tenant="acme", job="ftjob-1", attempt=1, module="ft_assets.training.runtime",
+        name=name, kind=Kind.TRAIN, tenant="acme", job="ftjob-1", attempt=1, module="engine.training.runtime",
         processes=(gpus,) * num_nodes, report_to="http://ft-api.ft-platform:8000", image="registry.example/ft@sha256:" + "0" * 64,
         placement=tuple(NodeShare(node=f"f-{n}", devices=tuple(range(gpus))) for n in range(num_nodes)),
         labels={"tenant": "acme", "job": "ftjob-1", "pool": pool, "tier": "premium"},

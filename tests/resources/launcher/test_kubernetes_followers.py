@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 from tests.resources.launcher.kubernetes_bench import (
     EXITED,
     NAME,
@@ -56,8 +56,8 @@ def test_a_follower_whose_watch_breaks_misses_nothing(bench: Bench, too_old: boo
 
 OUTAGE = """
 import logging, sys, time
-from ft_assets.errors import FtError
-from ft_assets.telemetry import logs, outages
+from core.errors import FtError
+from core.telemetry import logs, outages
 from kubernetes.client import ApiClient, Configuration
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from agent.workload import Workload
-from ft_assets.errors import Conflict, InvalidRequest, Unavailable
-from ft_assets.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
-from ft_assets.telemetry import spans
+from core.errors import Conflict, InvalidRequest, Unavailable
+from core.telemetry import spans
+from core.workload import Workload
+from engine.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
 from resources.launcher import kubernetes_launcher
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Kind, NodeShare, Workload
 from control_plane.capacity import kueue
-from control_plane.capacity.pools import Pool, nodes
-from ft_assets.adapters.cluster import Manifest
+from core.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Kind, NodeShare, Workload
+from engine.adapters.cluster import Manifest
+from engine.scheduler.pools import Pool, nodes
 from resources.launcher import kubernetes_manifests as manifests
 
 FABRIC = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)

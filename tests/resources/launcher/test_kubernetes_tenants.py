@@ -9,12 +9,12 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from agent.workload import Kind, NodeShare, Workload
-from control_plane.capacity.pools import Pool, nodes
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.tenants.rules import Tenant
-from ft_assets.adapters.cluster import Manifest
-from ft_assets.errors import FtError
+from core.errors import FtError
+from core.workload import Kind, NodeShare, Workload
+from engine.adapters.cluster import Manifest
+from engine.scheduler.pools import Pool, nodes
 from resources.launcher.kubernetes_api import BY_KIND, KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from resources.launcher.kubernetes_tenants import Reachable, TenantNamespaces, render

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Input, InputFile, Kind, NodeShare, StoredCheckpoint, Workload
 from control_plane.platform.protocols import WorkloadPhase
-from ft_assets.errors import InvalidRequest, Unavailable
-from ft_assets.telemetry import spans
+from core.errors import InvalidRequest, Unavailable
+from core.telemetry import spans
+from core.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Input, InputFile, Kind, NodeShare, StoredCheckpoint, Workload
 from resources.launcher import LocalLauncher
 from resources.launcher.local_processes import REPOSITORY, START_TIMEOUT_S
 from resources.launcher.process_identity import alive, group_alive, identity
@@ -159,7 +159,7 @@ def test_a_finished_name_is_not_started_again(bench: Bench) -> None:
 def test_a_workload_outlives_its_caller_and_is_adopted(bench: Bench) -> None:
     workload = bench.workload()
     code = (
-        "import sys, os, signal; from pathlib import Path; from agent.workload import Workload;"
+        "import sys, os, signal; from pathlib import Path; from core.workload import Workload;"
         "from resources.launcher import LocalLauncher; root, workload = sys.argv[1:];"
         "LocalLauncher(Path(root)).start_or_adopt(Workload.from_json(workload)); os.killpg(0, signal.SIGKILL)"
     )
@@ -351,7 +351,7 @@ def test_a_workload_finds_its_whole_description(bench: Bench) -> None:
     described = replace(
         on_gpus(bench.workload(), 0),
         attempt=1,
-        module="ft_assets.training.runtime",
+        module="engine.training.runtime",
         processes=(2,),
         run={"spec": {"seed": 1, "lr": 1e-4, "layers": [1, 2], "adapter": None}, "attempt": 1},
         inputs=(Input(name="pack_dir", files=(InputFile(path="a/b", key="packs/a/b", sha256="0" * 64),)), Input(name="none", files=())),

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.workload import NODE, NODE_DIR, TOKEN_FILE, Kind, NodeShare, Workload
 from control_plane.platform.protocols import WorkloadPhase
+from core.workload import NODE, NODE_DIR, TOKEN_FILE, Kind, NodeShare, Workload
 from resources.launcher import LocalGangs, LocalLauncher
 from resources.launcher.local_processes import REPOSITORY
 from tests.support.jobs.followed_jobs import until

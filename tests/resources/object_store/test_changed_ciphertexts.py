@@ -9,8 +9,8 @@ import pytest
 from cryptography.fernet import Fernet, MultiFernet
 
 from agent.objects import _copy
-from ft_assets.encrypted_files import CHUNK_BYTES, ENVELOPE_BYTES, HEAD_BYTES, MARK, TAG_BYTES
-from ft_assets.errors import IntegrityError
+from core.encrypted_files import CHUNK_BYTES, ENVELOPE_BYTES, HEAD_BYTES, MARK, TAG_BYTES
+from core.errors import IntegrityError
 from resources.object_store import LOCAL_KEYS, LocalObjectStore, from_url
 from resources.object_store.tenant_keys import KEYS
 

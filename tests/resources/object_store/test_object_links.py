@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_assets.errors import Conflict
+from core.errors import Conflict
 from resources.object_store.local import LocalObjectStore
 from resources.object_store.object_links import ObjectLinks, held, remove_abandoned
 

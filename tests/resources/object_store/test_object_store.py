@@ -17,7 +17,7 @@ from cryptography.fernet import Fernet, MultiFernet
 
 from agent.messages import Completion
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.errors import InvalidRequest, NotFound, Unavailable
+from core.errors import InvalidRequest, NotFound, Unavailable
 from resources.object_store import LOCAL_KEYS, LocalObjectStore, from_url
 from resources.object_store.local import STAGING, UNFINISHED_S, remove_unfinished
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.errors import IntegrityError, Unavailable
+from core.errors import IntegrityError, Unavailable
 from resources.object_store import from_url
 from resources.object_store.probe import PREFIX, probe
 from resources.object_store.s3 import S3ObjectStore

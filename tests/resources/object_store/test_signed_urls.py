@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from agent.messages import PART_BYTES, Completion, PartGrant
-from ft_assets.errors import FtError, NotFound
+from core.errors import FtError, NotFound
 from resources.object_store.s3 import S3ObjectStore
 from tests.support.servers.signed_s3 import ACCOUNT, signed_s3
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_assets.errors import FtError, IntegrityError, InvalidRequest
+from core.errors import FtError, IntegrityError, InvalidRequest
 from resources.object_store.local import LocalObjectStore
 from resources.object_store.object_links import held
 

@@ -13,7 +13,7 @@ from cryptography.fernet import Fernet, MultiFernet
 
 from agent.messages import PART_BYTES, Completion
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.errors import IntegrityError, InvalidRequest
+from core.errors import IntegrityError, InvalidRequest
 from resources.object_store import LOCAL_KEYS, from_url
 from resources.object_store.s3 import S3ObjectStore
 from resources.object_store.tenant_keys import KEYS

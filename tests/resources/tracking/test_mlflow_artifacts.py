@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.platform import settings as settings_module
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 from resources import object_store
 from resources.tracking.mlflow_tracker import artifacts_at, key_of
 

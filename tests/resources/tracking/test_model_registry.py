@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from control_plane.platform.protocols import ModelRegistry, RegisteredModels, RegisteredVersion
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 from resources.tracking.model_registry import MlflowRegistry, synchronize
 
 pytestmark = [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from control_plane.platform.protocols import WandbRun
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 from resources.tracking.wandb_server import HttpWandb
 from tests.support.tracking.wandb_server import KEY, WandbServer, wandb_server
 

@@ -27,7 +27,7 @@ from control_plane.datasets.uploads import uploaded_files
 from control_plane.notifications import webhook_endpoints
 from control_plane.platform.context import Actor
 from control_plane.tenants import operators
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from resources.database import embedded
 from resources.database.engine import make_engine
 from resources.tracking.wandb_server import HttpWandb

@@ -18,8 +18,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
-from ft_assets.errors import Fault
-from ft_assets.training.failures import Evidence, FailureClass, Retry, StopReason, classify
+from core.errors import Fault
+from engine.training.failures import Evidence, FailureClass, Retry, StopReason, classify
 
 NUMBERS = itertools.count(1)
 """Of heartbeats."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ft_assets.training import checkpoints
-from ft_assets.training.checkpoints import Manifest
-from ft_assets.training.disk_space import raising_disk_full
+from engine.training import checkpoints
+from engine.training.checkpoints import Manifest
+from engine.training.disk_space import raising_disk_full
 
 
 def commit(target: Path, write: Callable[[Path], None], **facts: Any) -> Manifest:

@@ -19,14 +19,14 @@ from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.transfer import upload
-from ft_assets import layout
+from core import layout
+from engine.evals.gate.advice import Advice
+from engine.evals.gate.verdict import Finding
+from engine.evals.scoring.report import EvalReport
+from engine.training import checkpoints as on_disk
+from engine.training.checkpoints import Manifest, manifest_digest, write_manifest
+from engine.training.spec import TrainingSpec
 from ft_assets.datasets import step
-from ft_assets.evals.gate.advice import Advice
-from ft_assets.evals.gate.verdict import Finding
-from ft_assets.evals.scoring.report import EvalReport
-from ft_assets.training import checkpoints as on_disk
-from ft_assets.training.checkpoints import Manifest, manifest_digest, write_manifest
-from ft_assets.training.spec import TrainingSpec
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 

@@ -9,15 +9,15 @@ from functools import cache
 from typing import Any
 
 from control_plane.platform.context import Platform
-from ft_assets import layout
-from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gate import gates
-from ft_assets.evals.gate.advice import LastRun, advise
-from ft_assets.evals.scoring import report as reports
-from ft_assets.evals.scoring.report import EvalReport
-from ft_assets.evals.suites import golden, safety
-from ft_assets.evals.suites.suite_items import Item
-from ft_assets.training import methods
+from core import layout
+from engine.evals.config import EvalConfig
+from engine.evals.gate import gates
+from engine.evals.gate.advice import LastRun, advise
+from engine.evals.scoring import report as reports
+from engine.evals.scoring.report import EvalReport
+from engine.evals.suites import golden, safety
+from engine.evals.suites.suite_items import Item
+from engine.training import methods
 
 APPLIED = {"applied": True, "max_logit_difference": 1.25}
 GOLDEN = [p.id for p in golden.golden_prompts() if p.check is None][:20]

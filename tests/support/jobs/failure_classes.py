@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ft_assets.training.failures import Evidence, ExitEvidence, FailureClass, Outcome, PastAttempt, StopReason, classify
+from engine.training.failures import Evidence, ExitEvidence, FailureClass, Outcome, PastAttempt, StopReason, classify
 
 
 def _made(outcome: Outcome | None = None, *, detail: dict[str, Any] | None = None, **evidence: Any) -> FailureClass:

@@ -19,9 +19,9 @@ from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from ft_assets import layout
-from ft_assets.telemetry import provenance
-from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
+from core import layout
+from core.telemetry import provenance
+from engine.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
 
 COMMIT = "c" * 40
 """Of code without changes: what FT_COMMIT says in an image."""

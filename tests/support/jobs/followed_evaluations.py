@@ -10,7 +10,6 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from agent.workload import Kind
 from control_plane.api.app import create_app
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
@@ -25,8 +24,9 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher
 from control_plane.queue import cycle
 from control_plane.queue.tables import reservations
+from core.errors import FtError
+from core.workload import Kind
 from ft_assets.adapters import reevaluation_step
-from ft_assets.errors import FtError
 from ft_assets.evals import step
 from tests.support.servers.served_app import served
 

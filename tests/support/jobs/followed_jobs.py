@@ -12,7 +12,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from agent.workload import Workload
 from control_plane.attempts import service as attempts
 from control_plane.attempts import start
 from control_plane.attempts.service import Claim, Ending
@@ -24,8 +23,9 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadStatus
 from control_plane.platform.transfer import upload
 from control_plane.queue import cycle
-from ft_assets import layout
-from ft_assets.datasets.packs.manifest import PackManifest
+from core import layout
+from core.workload import Workload
+from engine.data.packs.manifest import PackManifest
 from resources.launcher import LocalGangs
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_training import Scenario

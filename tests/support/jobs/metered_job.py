@@ -15,12 +15,12 @@ from control_plane.billing.metering import service as metering
 from control_plane.billing.metering.rules import Work
 from control_plane.billing.rules import Entry
 from control_plane.billing.tables import ledger_entries
-from control_plane.capacity.pools import Pool, nodes
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets.errors import Fault
+from core.errors import Fault
+from engine.scheduler.pools import Pool, nodes
 
 AT = datetime(2026, 3, 10, 12, tzinfo=UTC)
 POOL = Pool(name="h100", nodes=nodes(8), gpu_type="h100-80gb", max_gpus_per_job=8)

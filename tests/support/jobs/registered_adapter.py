@@ -16,7 +16,7 @@ from control_plane.datasets.tables import datasets, files
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.serving.tables import deployments
-from ft_assets import layout
+from core import layout
 from tests.support.jobs.finished_job import COMMIT, enter
 
 BASE_DIGEST = hashlib.sha256(b"base").hexdigest()

@@ -15,7 +15,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.queue import cycle
 from control_plane.tenants import service as tenants
-from ft_assets.training.spec import TrainingSpec
+from engine.training.spec import TrainingSpec
 from tests.support.jobs.training_specs import SPEC
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ft_assets.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
+from engine.training.spec import CheckpointPolicy, LoraSettings, Optimization, TrainingSpec
 
 SPEC = TrainingSpec(
     method="sft",

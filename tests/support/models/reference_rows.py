@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ft_assets.training.reference_logps import ReferenceManifest
+from engine.training.reference_logps import ReferenceManifest
 
 
 def load_logps(directory: Path, manifest: ReferenceManifest, pack_files: Iterable[str]) -> pa.Table:

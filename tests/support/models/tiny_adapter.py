@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from ft_assets.adapters.package import CONFIG, WEIGHTS
-from ft_assets.adapters.tensors import weight_shapes
+from engine.adapters.package import CONFIG, WEIGHTS
+from engine.adapters.tensors import weight_shapes
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 

@@ -14,7 +14,7 @@ from tests.support.models.tiny_model import build_tiny_model
 
 PUBLIC = Path(trl.__file__).parent / "chat_templates"
 """Templates of public models that trl ships."""
-OWN = Path(__file__).parents[2] / "ft_assets/datasets/tokens/templates"
+OWN = Path(__file__).parents[2] / "engine/data/tokens/templates"
 CONTEXT = 8192
 """Tokens of a byte: room for the tools of a prompt."""
 SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c<>{}]+[|\uff5c]>|\[/?[A-Z_]{3,}\]|</s>")

@@ -29,7 +29,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.queue import cycle
 from control_plane.tenants import members
 from control_plane.tenants import service as tenants
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from tests.support.console.console_account import ROUTE, furnish, last_month
 from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.jobs.training_specs import SPEC

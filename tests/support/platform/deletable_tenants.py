@@ -27,8 +27,8 @@ from control_plane.tenant_data import deletion, erasure
 from control_plane.tenant_data import deletion_requests as data_deletion
 from control_plane.tenant_data.tables import deletion_requests
 from control_plane.tenants import service as tenants
-from ft_assets import layout
-from ft_assets.errors import Unavailable
+from core import layout
+from core.errors import Unavailable
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.finished_job import finish
 

@@ -20,8 +20,8 @@ from control_plane.platform.protocols import ModelServer, Replica
 from control_plane.serving import observations, own_servers, rollout
 from control_plane.serving.node_files import directory
 from control_plane.serving.rollout import reconcile
-from ft_assets.adapters.record import AdapterRecord
-from ft_assets.errors import Conflict, Unavailable
+from core.errors import Conflict, Unavailable
+from engine.adapters.record import AdapterRecord
 from tests.support.jobs.finished_job import rewrite
 from tests.support.jobs.registered_adapter import BASE_DIGEST, add_adapter
 from tests.support.platform.database_roles import as_owner

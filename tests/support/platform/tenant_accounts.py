@@ -22,8 +22,8 @@ from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.quotas import service as quotas
 from control_plane.tenants.tables import tenants as tenants_table
-from ft_assets.errors import Fault
-from ft_assets.training.failures import FailureClass, Retry
+from core.errors import Fault
+from engine.training.failures import FailureClass, Retry
 from tests.support.jobs.training_specs import SPEC
 
 MID_MONTH = datetime(2026, 5, 15, 12, tzinfo=UTC)

@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parents[3]
 FORKS_AT = "FT_TESTS_FORK_AT"
 IMPORTED = (
     "torch.distributed.tensor", "trl", "datasets", "pandas", "numba", "openai", "hypothesis", "schemathesis", "kubernetes", "mlflow",
-    "fastapi.testclient", "dagster", "dagster_graphql", "dagster_k8s", "ft_assets.datasets.assets", "ft_assets.training.runtime.train",
-    "ft_assets.training.runtime.objectives.dpo_loss", "ft_assets.training.runtime.objectives.kto_loss", "control_plane.api.app",
+    "fastapi.testclient", "dagster", "dagster_graphql", "dagster_k8s", "ft_assets.datasets.assets", "engine.training.runtime.train",
+    "engine.training.runtime.objectives.dpo_loss", "engine.training.runtime.objectives.kto_loss", "control_plane.api.app",
     "control_plane.cli.command_tree", "control_plane.sandbox.task_validate", "resources.inference.server",
     "resources.inference.engine.engine_thread", "nltk",
 )  # fmt: skip

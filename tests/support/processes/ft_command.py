@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from control_plane.cli import main
-from ft_assets.telemetry import logs
+from core.telemetry import logs
 
 
 def run_ft(*args: str, env: Mapping[str, str], cwd: Path, stdin: str = "") -> CompletedProcess[str]:

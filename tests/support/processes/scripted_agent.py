@@ -9,8 +9,8 @@ from pathlib import Path
 from agent.__main__ import main
 from agent.evaluation import EvaluationSupervisor
 from agent.supervise import Supervisor
-from agent.workload import Workload
-from ft_assets.retries import RetryPolicy
+from core.retries import RetryPolicy
+from core.workload import Workload
 
 SHORT = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
 LIMITS = "limits.json"

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ft_assets.durable_files import write_json
-from ft_assets.evals.run import run_file
-from ft_assets.evals.run.heartbeat import Milestones
-from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.evals.suites import safety, task_files
+from core.durable_files import write_json
+from engine.evals.run import run_file
+from engine.evals.run.heartbeat import Milestones
+from engine.evals.run.run_file import EvalRun
+from engine.evals.suites import safety, task_files
 from tests.support.jobs.evaluation_results import result, section, subject
 
 GO, STARTS, HOLD, SUITES, STEPS = "go", "starts", "hold", "suites.json", "steps"

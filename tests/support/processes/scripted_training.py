@@ -16,11 +16,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ft_assets.durable_files import write_json
-from ft_assets.training import checkpoints
-from ft_assets.training.failures import EXIT_CODES, Outcome
-from ft_assets.training.runtime.status_files import MetricsLog
-from ft_assets.training.spec import RunFile
+from core.durable_files import write_json
+from engine.training import checkpoints
+from engine.training.failures import EXIT_CODES, Outcome
+from engine.training.runtime.status_files import MetricsLog
+from engine.training.spec import RunFile
 from tests.support.jobs.committed_checkpoints import commit
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 
+from core.errors import Conflict
 from deploy.local.readiness import file_written, http_ok
 from deploy.local.supervisor.service_spec import Limits, Service
 from deploy.local.supervisor.stack_report import Phase, ServiceReport, StackReport
 from deploy.local.supervisor.stack_supervisor import Supervisor
-from ft_assets.errors import Conflict
 
 PYTHON = (sys.executable, "-S", "-E", "-u", "-c")
 SERVE = "import sys, time; open(sys.argv[1], 'w').write('x'); time.sleep(600)"

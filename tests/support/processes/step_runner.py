@@ -13,9 +13,9 @@ from control_plane.composition import open_platform
 from control_plane.platform.settings import load
 from control_plane.queue.cycle import run_cycle
 from control_plane.queue.launches import due_runs
+from core.telemetry import logs
 from ft_assets import definitions
 from ft_assets.platform_resource import PlatformResource
-from ft_assets.telemetry import logs
 from sensors.run_requests import run_request
 
 ASSETS = {"prepare": ("dataset", "tokenized_pack"), "train": ("checkpoint",), "evaluate": ("eval_report", "adapter")}

@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import Literal
 
 from control_plane.platform.settings import Settings
-from ft_assets.errors import FtError
+from core.errors import FtError
 
 LIMIT_S = 10.0
 """Time limit of a check: twice that of one request to Dagster's webserver on a busy machine (`deploy.local.readiness`)."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from control_plane.capacity import kueue
 from control_plane.capacity.kueue import Manifest
-from control_plane.capacity.pools import Pool
 from control_plane.cli.admin.doctor.check_findings import Check, Finding, Site, clock, date_header, ok, problem, skipped, warning
 from control_plane.cli.admin.doctor.fixes import apply_queues, elsewhere, upgrade
 from control_plane.composition import open_platform
 from control_plane.tenants import service as tenants
-from ft_assets.adapters.cluster import DIGEST
-from ft_assets.errors import Conflict
+from core.errors import Conflict
+from engine.adapters.cluster import DIGEST
+from engine.scheduler.pools import Pool
 from resources.launcher import on_kubernetes
 from resources.launcher.kubernetes_api import BY_KIND, CLUSTER_QUEUES, DEPLOYMENTS, NODES, PODS, Forbidden, KubernetesApi
 from resources.launcher.kubernetes_manifests import WORKLOAD

@@ -12,7 +12,7 @@ from control_plane.cli.admin.local_platform import local, open_local
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json
 from control_plane.cli.record_views import show
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from control_plane.platform.context import Platform

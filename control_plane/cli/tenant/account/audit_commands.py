@@ -15,7 +15,7 @@ import typer
 from control_plane.cli.dates import unix_seconds
 from control_plane.cli.output import Json, print_json, table
 from control_plane.cli.tenant.remote import connect
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 Of = Annotated[str | None, typer.Option("--object", metavar="ID", help="Id of one object.")]
 Kind = Annotated[str | None, typer.Option("--type", help="Kind of object: job, file, api_key, ...")]

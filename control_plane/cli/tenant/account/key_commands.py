@@ -11,7 +11,7 @@ import typer
 from control_plane.cli.output import ago, fields
 from control_plane.cli.record_views import add_commands, add_group, given, listing, since
 from control_plane.cli.tenant.remote import remote
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient, Record

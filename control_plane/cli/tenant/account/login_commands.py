@@ -9,7 +9,7 @@ import typer
 
 from control_plane.cli import session
 from control_plane.cli.output import Json, print_json, say
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 
 def register(app: typer.Typer) -> None:

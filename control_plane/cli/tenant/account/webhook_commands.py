@@ -11,7 +11,7 @@ from control_plane.cli.dates import unix_seconds
 from control_plane.cli.output import Json, ago, fields, print_json, table
 from control_plane.cli.record_views import NewName, add_group, given, listing, show, since
 from control_plane.cli.tenant.remote import connect, remote
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient, Record

@@ -18,11 +18,11 @@ from control_plane.cli.output import Json, ago, fields, print_json, say
 from control_plane.cli.record_views import Limit, add_commands, add_group, count, given, listing, since
 from control_plane.cli.tenant.data.dataset_report import report_lines
 from control_plane.cli.tenant.remote import connect, remote
-from ft_assets.errors import FtError, InvalidDataset, NotFound
+from core.errors import FtError, InvalidDataset, NotFound
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
-    from ft_assets.datasets.policies import Policies
+    from engine.data.policies import Policies
 
 Map = Annotated[
     str | None, typer.Option("--map", help="Columns of a CSV or Parquet file: `text=prompt,category=completion` (COLUMN=FIELD).")
@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
 
 def parse_map(text: str | None) -> dict[str, str] | None:
     """``{"text": "prompt"}`` for ``text=prompt``; a usage error for anything else."""
-    from ft_assets.datasets.readers.column_map import parse_column_map
+    from engine.data.readers.column_map import parse_column_map
 
     try:
         return None if text is None else parse_column_map(text)
@@ -104,7 +104,7 @@ def check(
     With an address and a key (`ft login`), the limits of your tier, the contamination lists and the model's tokenizer are the platform's;
     otherwise the report names what it was not compared with. Exit codes: 0 valid, 1 invalid, 2 unreadable.
     """
-    from ft_assets.datasets.policies import MIN_TRAINING_EXAMPLES, Policies
+    from engine.data.policies import MIN_TRAINING_EXAMPLES, Policies
 
     asked = parse_policies(policy, encoding=encoding, rows_at=rows_at) or {}
     mapping, policies = parse_map(column_map), Policies.from_request(asked, min_examples=1 if as_validation else MIN_TRAINING_EXAMPLES)
@@ -128,7 +128,7 @@ def local_file(given: str) -> Iterator[Path]:
     """Yields the file's path; a dataset of the Hub is fetched into a temporary directory. Exits with code 2 if it cannot be read."""
     if given.startswith(HUB):
         from control_plane.platform.settings import load
-        from ft_assets.datasets.readers.hub import hub_dataset
+        from engine.data.readers.hub import hub_dataset
 
         settings = load()
         access: Any = {"endpoint": settings.hub_endpoint, "token": settings.hub_token or None}
@@ -161,8 +161,8 @@ def _validate(
     """Return the report that the platform makes of `file`, and what could not be compared with the platform (``platform``)."""
     from control_plane.cli.tenant.data import platform_inputs
     from control_plane.platform.settings import load
-    from ft_assets.datasets.ingest import Policies, validate_file
-    from ft_assets.datasets.report.validation_report import counted_by
+    from engine.data.ingest import Policies, validate_file
+    from engine.data.report.validation_report import counted_by
 
     with tempfile.TemporaryDirectory(prefix="ft-check-") as directory:
         inputs = platform_inputs.collect(Path(directory), model=model, lists=policies.contamination != "off", offline=offline)

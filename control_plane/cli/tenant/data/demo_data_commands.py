@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from control_plane.cli.output import Json, print_json, say
-from ft_assets.errors import Conflict
+from core.errors import Conflict
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +20,7 @@ def demo_data(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write to; created if missing.")], as_json: Json = False
 ) -> None:
     """Write the demo's support tickets: 1,500 rows to train on and 240 held out; the same bytes each time."""
-    from ft_assets.demo import tickets
+    from control_plane.cli.tenant.demo import tickets
 
     texts = {directory / name: text for name, text in tickets.files().items()}
     for path, text in texts.items():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from control_plane.cli.output import live_bars, say
-from ft_assets.errors import NotFound, Unavailable
+from core.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     from rich.progress import Progress

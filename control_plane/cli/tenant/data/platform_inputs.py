@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from control_plane.cli import session
 from control_plane.cli.tenant.remote import connect, require_answer
-from ft_assets.base_models import BaseModel, Catalogue, template_digest, tokenizer_digest
-from ft_assets.errors import FtError, InvalidRequest, NotFound, Unavailable, did_you_mean
+from core.base_models import BaseModel, Catalogue, template_digest, tokenizer_digest
+from core.errors import FtError, InvalidRequest, NotFound, Unavailable, did_you_mean
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
@@ -45,7 +45,7 @@ class Inputs:
 
 def collect(directory: Path, *, model: str | None, lists: bool, offline: bool) -> Inputs:
     """Return the platform's inputs, or those of this installation if the platform cannot be asked; `lists`: with contamination lists."""
-    from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index
+    from engine.data.checks.contamination.shipped_suites import shipped_index
 
     try:
         with _platform(offline=offline) as client:
@@ -125,7 +125,7 @@ def _of_this_machine(model: str, reason: str) -> BaseModel:
 
 
 def _index(client: FtClient, directory: Path) -> Path:
-    from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
+    from engine.data.checks.contamination.overlap import SuiteIndex
 
     client.suites.index(directory / "index.zip")
     target = _unpacked(directory / "index.zip", directory / "index")

@@ -31,7 +31,7 @@ from control_plane.cli.tenant.jobs.job_commands import (
     training_data,
 )
 from control_plane.cli.tenant.remote import connect, remote
-from ft_assets.errors import InvalidDataset
+from core.errors import InvalidDataset
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
@@ -131,8 +131,8 @@ def preview(
     if as_json:
         print_json(shown)
         return
-    from ft_assets.datasets.preview import Preview, render_lines
-    from ft_assets.typed_json import from_json
+    from core.typed_json import from_json
+    from engine.data.preview import Preview, render_lines
 
     for one in shown:
         for line in render_lines(from_json(Preview, one), colour=sys.stdout.isatty()):
@@ -143,9 +143,9 @@ def _preview_here(
     path: Path, model: str, reading: Mapping[str, Any], num_examples: int, max_seq_len: int | None, *, offline: bool
 ) -> Sequence[Mapping[str, Any]]:
     from control_plane.cli.tenant.data import platform_inputs
-    from ft_assets.datasets.ingest import Policies, load_rows, validate_file
-    from ft_assets.datasets.preview import preview as previewed
-    from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+    from engine.data.ingest import Policies, load_rows, validate_file
+    from engine.data.preview import preview as previewed
+    from engine.data.tokens.chat_tokenizer import ChatTokenizer
 
     with tempfile.TemporaryDirectory(prefix="ft-preview-") as directory:
         base, reason = platform_inputs.base_model(Path(directory), model, offline=offline)

@@ -15,7 +15,7 @@ from control_plane.cli.record_views import add_commands, add_group, listing, sho
 from control_plane.cli.tenant.jobs.evaluation_commands import tell
 from control_plane.cli.tenant.models import registry_commands, signature_commands
 from control_plane.cli.tenant.remote import connect, remote
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient, Record

@@ -11,7 +11,7 @@ import typer
 from control_plane.cli.output import Json, print_json, say
 from control_plane.cli.record_views import given
 from control_plane.cli.tenant.remote import connect
-from ft_assets.storable_text import shown_answer
+from core.storable_text import shown_answer
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient

@@ -17,7 +17,7 @@ import typer
 
 from control_plane.cli.output import Json, print_json, say
 from control_plane.cli.tenant.remote import connect, remote
-from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, Unavailable
+from core.errors import Conflict, FtError, IntegrityError, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from control_plane.cli.tenant.models.hub_upload import Pushed
@@ -49,8 +49,8 @@ def export(
     """Export an adapter, merged weights, GGUF files or the tokenizer: to a directory, to a Hub, or both."""
     if out is None and push is None:
         raise InvalidRequest("choose a destination: -o DIR, --push ORG/NAME, or both", param="out")
-    from ft_assets.adapters.exports.archive import unpack  # numpy
-    from ft_assets.adapters.signatures.signed_folder import ENVELOPE
+    from engine.adapters.exports.archive import unpack  # numpy
+    from engine.adapters.signatures.signed_folder import ENVELOPE
 
     endpoint = _endpoint(push, token)
     if out is not None and out.exists() and any(out.iterdir()):

@@ -74,7 +74,7 @@ def _answer(request: Upload) -> Pushed | Refused:
     import huggingface_hub as hub
     from huggingface_hub import errors
 
-    from ft_assets.datasets.readers.hub import hub_session
+    from engine.data.readers.hub import hub_session
 
     hub_session.restrict(request.endpoint)
     api = hub.HfApi(endpoint=request.endpoint, token=request.token)

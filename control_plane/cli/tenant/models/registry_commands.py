@@ -12,7 +12,7 @@ import typer
 from control_plane.cli.output import Json, fields, print_json, say, table
 from control_plane.cli.record_views import add_commands, listing, since
 from control_plane.cli.tenant.remote import connect, remote
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient, Record

@@ -12,10 +12,10 @@ import typer
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, print_json, say
 from control_plane.cli.tenant.remote import connect
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from ft_assets.adapters.package import Refusal
+    from engine.adapters.package import Refusal
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output.")]
 
@@ -45,7 +45,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Verify that the files of a folder are those that the platform signed. With --keys, without a network."""
-    from ft_assets.adapters.signatures import public_keys, signed_folder
+    from engine.adapters.signatures import public_keys, signed_folder
 
     statement, refused = signed_folder.check(folder, public_keys.read_key_set(_key_set(keys)), envelope=signature)
     if as_json:

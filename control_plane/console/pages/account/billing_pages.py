@@ -19,8 +19,8 @@ from control_plane.console.pages.page import PageDep, PageRoute, see
 from control_plane.http.authentication import Writer
 from control_plane.quotas.routes import retrieve as quota_of
 from control_plane.quotas.rules import month_of
-from ft_assets.errors import InvalidRequest
-from ft_assets.storable_text import check_storable
+from core.errors import InvalidRequest
+from core.storable_text import check_storable
 
 BUDGETS = "/console/usage/budgets"
 LINES_SHOWN = 500

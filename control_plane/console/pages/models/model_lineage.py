@@ -9,8 +9,8 @@ from urllib.parse import quote, urlencode
 from control_plane.adapters.impact import Standing
 from control_plane.adapters.tables import Adapter
 from control_plane.console.documents.lineage_picture import Box, Mark
-from ft_assets.adapters.record import parse_name
-from ft_assets.adapters.stages import Stage
+from engine.adapters.record import parse_name
+from engine.adapters.stages import Stage
 
 Found = Mapping[str, Any]
 """One adapter of the response of ``GET /v1/adapters/{id}/lineage``."""

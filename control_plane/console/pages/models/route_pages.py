@@ -13,7 +13,7 @@ from control_plane.http.authentication import Writer
 from control_plane.models import service as models
 from control_plane.serving import model_routes
 from control_plane.serving.model_routes import Route
-from ft_assets.errors import InvalidRequest, NotFound
+from core.errors import InvalidRequest, NotFound
 
 ROUTES = "/console/models/routes"
 SPARE_ROWS = 2

@@ -11,7 +11,6 @@ from fastapi.responses import HTMLResponse
 from starlette.datastructures import FormData
 
 from control_plane.capacity import configured_pools
-from control_plane.capacity.pools import JOB_CLASSES
 from control_plane.console.documents.charts import columns, over_time
 from control_plane.console.pages.operators.operator_page import OperatorPage, OperatorPageDep
 from control_plane.console.pages.page import OPERATORS, PageRoute
@@ -19,8 +18,9 @@ from control_plane.planning import job_mix, service
 from control_plane.planning.service import CapacityPlan
 from control_plane.planning.waits import Limits, Simulated
 from control_plane.tenants.rules import TIERS
-from ft_assets.errors import InvalidRequest
-from ft_assets.training import model_shapes
+from core.errors import InvalidRequest
+from engine.scheduler.pools import JOB_CLASSES
+from engine.training import model_shapes
 
 ROWS = 6
 """Kinds that the form has room for."""

@@ -21,7 +21,7 @@ from control_plane.notifications import deliveries
 from control_plane.platform.secrets import seal
 from control_plane.queue.status import missed_starts, view
 from control_plane.tenants import sessions
-from ft_assets.errors import NotFound
+from core.errors import NotFound
 
 RECENT = timedelta(days=7)
 """Late starts of this time are listed."""

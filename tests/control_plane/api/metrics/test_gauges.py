@@ -20,7 +20,7 @@ from control_plane.notifications.tables import deliveries
 from control_plane.notifications.tables import outbox as outbox_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets.errors import InvalidRequest, NotAdmitted, Unavailable
+from core.errors import InvalidRequest, NotAdmitted, Unavailable
 
 ONE_MINUTE = timedelta(minutes=1)
 

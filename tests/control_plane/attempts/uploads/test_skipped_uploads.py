@@ -13,9 +13,9 @@ from agent.messages import WriteGrant
 from control_plane.attempts.tables import agents as agents_table
 from control_plane.jobs import service as jobs
 from control_plane.platform.job_states import JobState
-from ft_assets import layout
-from ft_assets.training.checkpoints import MANIFEST
-from ft_assets.training.reference_logps import ReferenceManifest, write_logps
+from core import layout
+from engine.training.checkpoints import MANIFEST
+from engine.training.reference_logps import ReferenceManifest, write_logps
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.followed_jobs import Job, until
 from tests.support.jobs.training_specs import SPEC

@@ -21,7 +21,7 @@ from control_plane.jobs.tables import jobs
 from control_plane.notifications.tables import outbox
 from control_plane.platform.context import Platform
 from control_plane.tenants import suspension
-from ft_assets.errors import Fault, FtError, InvalidRequest, NotFound
+from core.errors import Fault, FtError, InvalidRequest, NotFound
 from tests.support.jobs.metered_job import POOL, MeteredJob, at_time, metered_job
 
 MARCH = datetime(2026, 3, 20, tzinfo=UTC)

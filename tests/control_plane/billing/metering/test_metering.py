@@ -21,13 +21,13 @@ from control_plane.billing import ledger, ledger_check, prices, refunds
 from control_plane.billing.metering import service as metering
 from control_plane.billing.metering.rules import milliseconds
 from control_plane.billing.tables import meter_events, unbilled_attempts
-from control_plane.capacity.pools import Pool, nodes
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
 from control_plane.queue.tables import reservations
 from control_plane.quotas import service as quotas
-from ft_assets.errors import Fault, FtError
-from ft_assets.training.failures import FailureClass
+from core.errors import Fault, FtError
+from engine.scheduler.pools import Pool, nodes
+from engine.training.failures import FailureClass
 from tests.support.jobs.failure_classes import CLASSES
 from tests.support.jobs.metered_job import AT, POOL, MeteredJob, at_time, metered_job
 

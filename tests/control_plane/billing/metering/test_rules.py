@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from control_plane.billing import prices
 from control_plane.billing.metering.rules import INFERRED, SEEN, Interval, MeterEvent, bill, fold, goes_on_after_stop
-from ft_assets.errors import Fault
-from ft_assets.training import failures
-from ft_assets.training.failures import FailureClass, Outcome
+from core.errors import Fault
+from engine.training import failures
+from engine.training.failures import FailureClass, Outcome
 from tests.support.jobs.failure_classes import CLASSES
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from control_plane.billing import prices
 from control_plane.billing.metering.rules import SEEN, Interval, Work, bill, goes_on_after_stop, kept_ms, milliseconds, priced
-from ft_assets.errors import Fault
+from core.errors import Fault
 
 PATIENT = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be busy with something else."""

@@ -14,7 +14,7 @@ from control_plane.billing.metering.rules import milliseconds
 from control_plane.billing.rules import Entry
 from control_plane.billing.usage import rules as usage
 from control_plane.billing.usage.rules import Width
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be busy with something else."""

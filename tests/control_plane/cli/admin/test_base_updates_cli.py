@@ -18,7 +18,7 @@ from control_plane.models.catalogue import Given, add_local
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import load
 from control_plane.tenants.rules import Tenant
-from ft_assets import layout
+from core import layout
 from tests.control_plane.cli.conftest import Done, Ft
 from tests.control_plane.models.test_base_updates import variant
 from tests.support.jobs.begun_evaluation import begin

@@ -18,7 +18,7 @@ from control_plane.datasets import suites
 from control_plane.models import service as models
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant, tier_named
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.platform.background_worker import working
 

@@ -13,7 +13,7 @@ from control_plane.cli.exits import Exit, exit_code
 from control_plane.cli.tenant.job_progress import POLL_S, JobView, follow, follow_validation, job_view
 from control_plane.platform.job_events import as_reported, metrics_event
 from control_plane.tenants.rules import TIERS
-from ft_assets.errors import Unavailable
+from core.errors import Unavailable
 from tests.control_plane.client.scripted import client, error, ok
 
 

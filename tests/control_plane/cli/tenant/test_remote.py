@@ -35,7 +35,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets.layout import attempt_prefix
+from core.layout import attempt_prefix
 from tests.support.jobs.registered_adapter import add_adapter
 
 MODEL = "tiny-base"

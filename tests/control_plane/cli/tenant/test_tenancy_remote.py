@@ -18,7 +18,7 @@ from control_plane.cli.tenant.account.audit_commands import _cell
 from control_plane.cli.tenant.account.key_commands import span_s
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import FtError, InvalidRequest
+from core.errors import FtError, InvalidRequest
 
 Ft = Callable[..., Any]
 

@@ -31,7 +31,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import metrics_event
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
-from ft_assets.training.spec import Source
+from engine.training.spec import Source
 from tests.control_plane.console.conftest import Visitor
 from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.jobs.finished_job import finish

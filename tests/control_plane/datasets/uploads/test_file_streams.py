@@ -20,7 +20,7 @@ from fastapi import Request
 from control_plane.http.forms import Form, Pace
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 BOUNDARY = "aBoundary"
 PATIENCE_S = 20.0

@@ -27,7 +27,7 @@ from control_plane.tenants import rules as tiers
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.worker.periodic_work import CLEANUP
-from ft_assets.errors import InvalidRequest, Unavailable
+from core.errors import InvalidRequest, Unavailable
 from resources.object_store import LocalObjectStore
 from tests.support.platform.background_worker import pass_time, work_off, working
 from tests.support.platform.database_roles import as_owner

@@ -16,7 +16,7 @@ from control_plane.datasets.receiver import receive_up_to
 from control_plane.datasets.uploads.part_join import Part, join
 from control_plane.http.forms import Form
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.errors import IntegrityError, InvalidRequest
+from core.errors import IntegrityError, InvalidRequest
 from resources.object_store import from_url
 
 pytestmark = pytest.mark.slow

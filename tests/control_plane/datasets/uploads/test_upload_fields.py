@@ -13,7 +13,7 @@ import pytest
 
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from ft_assets.layout import file_key, safe_filename, shown_filename
+from core.layout import file_key, safe_filename, shown_filename
 
 ROWS = "".join(json.dumps({"prompt": f"q {i}", "completion": f"a {i}"}) + "\n" for i in range(12)).encode()
 HOUR = {"anchor": "created_at", "seconds": 3600}

@@ -17,8 +17,8 @@ from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.job_states import JobState, openai_status
 from control_plane.quotas.tables import quota_holds
 from control_plane.tenants import operators
-from ft_assets.errors import Conflict, NotFound
-from ft_assets.training.failures import StopReason
+from core.errors import Conflict, NotFound
+from engine.training.failures import StopReason
 from tests.support.jobs import queued_jobs
 from tests.support.jobs.claimed_job import give_up, held_by, lose
 from tests.support.platform.database_roles import as_operator

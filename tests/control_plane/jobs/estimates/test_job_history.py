@@ -19,7 +19,7 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.queue import snapshot
 from control_plane.queue.tables import reservations
-from ft_assets.training.cost_model import Cost
+from engine.training.cost_model import Cost
 from tests.support.jobs.followed_jobs import Job
 from tests.support.jobs.training_specs import SPEC
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from control_plane.capacity.pools import Pool, nodes
 from control_plane.jobs.estimates import expected_time
 from control_plane.jobs.estimates.job_plan import Placed, check_frozen_parts, check_target_modules, fit_on, placed_in, unpacked_if_needed
 from control_plane.jobs.submission import JobRequest
-from ft_assets.base_models import BaseModel
-from ft_assets.errors import InvalidRequest
-from ft_assets.training import hyperparameters, methods, model_shapes, recipes
-from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan
-from ft_assets.training.memory import GPUS
-from ft_assets.training.spec import TrainingSpec
+from core.base_models import BaseModel
+from core.errors import InvalidRequest
+from engine.scheduler.pools import Pool, nodes
+from engine.training import hyperparameters, methods, model_shapes, recipes
+from engine.training.hyperparameters import ModelFacts, PackFacts, Plan
+from engine.training.memory import GPUS
+from engine.training.spec import TrainingSpec
 
 H100 = Pool(name="large", nodes=nodes(64), gpu_type="h100-80gb", max_gpus_per_job=32)
 ONE = Pool(name="small", nodes=nodes(8), gpu_type="h100-80gb", max_gpus_per_job=1)

@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.jobs.sweeps.rules import MAX_TRIALS, Settings, SweepStatus, Trial, best, status_of
 from control_plane.platform.job_states import JobState
-from ft_assets.errors import InvalidRequest
+from core.errors import InvalidRequest
 
 S = JobState
 

@@ -36,8 +36,8 @@ from control_plane.tenants import suspension
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import idempotency_keys
 from control_plane.tenants.tables import tenants as tenants_table
-from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.telemetry import provenance
+from core.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded
+from core.telemetry import provenance
 from resources.database.engine import make_engine
 from tests.support.jobs.finished_job import COMMIT, finish
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from control_plane.platform.epoch_time import span_words
-from control_plane.queue.scheduler import Reason
 from control_plane.queue.status.messages import ahead_words, waiting_line
+from engine.scheduler import Reason
 
 NOW = 1_000_000.0
 

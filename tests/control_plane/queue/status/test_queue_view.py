@@ -21,7 +21,7 @@ from control_plane.platform.context import Actor, Platform
 from control_plane.queue.status import metrics, missed_starts, view
 from control_plane.queue.tables import reservations
 from control_plane.tenants import suspension
-from ft_assets.errors import InvalidDataset
+from core.errors import InvalidDataset
 from tests.control_plane.queue.test_maintenance import evaluating
 from tests.support.jobs.queued_jobs import Queued, queued
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from core.errors import Conflict, FtError, IntegrityError, NotFound
 from deploy.local.backup import backup_manifest, home_backup
 from deploy.local.backup.backup_manifest import FILES, MANIFEST, FileList, Manifest
-from ft_assets.errors import Conflict, FtError, IntegrityError, NotFound
 
 
 def sealed(directory: Path, *, schema: str = "initial_1") -> Manifest:

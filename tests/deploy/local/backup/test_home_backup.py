@@ -18,14 +18,14 @@ from control_plane.datasets.tables import files
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import Settings, load
 from control_plane.tenants import service as tenants
+from core.base_models import Catalogue
+from core.durable_files import sha256_of
+from core.errors import Conflict, IntegrityError, LineageIncomplete, Unavailable
+from core.telemetry import provenance
 from deploy.local import database_setup
 from deploy.local.backup import backup_manifest, database_dump, home_backup, home_restore
 from deploy.local.backup.backup_manifest import FILES, MANIFEST, Entry, Manifest
 from deploy.local.private_home import check_restored
-from ft_assets.base_models import Catalogue
-from ft_assets.durable_files import sha256_of
-from ft_assets.errors import Conflict, IntegrityError, LineageIncomplete, Unavailable
-from ft_assets.telemetry import provenance
 from resources.database import embedded
 from resources.database.engine import control_plane_url, make_logins
 from resources.object_store import LocalObjectStore

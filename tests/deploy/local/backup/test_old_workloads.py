@@ -13,8 +13,8 @@ from agent.messages import Heartbeat
 from control_plane.attempts import agents
 from control_plane.platform.context import Platform
 from control_plane.tenants.tables import console_sessions
+from core.errors import Conflict
 from deploy.local.backup.home_restore import END_SESSIONS, END_TOKENS
-from ft_assets.errors import Conflict
 from resources.database.engine import make_engine
 from tests.support.jobs.started_job import start_job
 

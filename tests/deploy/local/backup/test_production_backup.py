@@ -20,8 +20,8 @@ from control_plane.platform.context import Actor, Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.audit import audit_entries
 from control_plane.tenants.tables import api_keys
+from core.base_models import Catalogue
 from deploy.local import database_setup
-from ft_assets.base_models import Catalogue
 from resources.database.engine import control_plane_url, make_logins
 from resources.object_store.s3 import S3ObjectStore
 from tests.support.servers.checked_s3 import checked_s3

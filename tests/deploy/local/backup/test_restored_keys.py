@@ -8,8 +8,8 @@ import pytest
 
 from control_plane.platform.secrets import cipher
 from control_plane.platform.settings import load
+from core.errors import IntegrityError
 from deploy.local.backup import home_restore
-from ft_assets.errors import IntegrityError
 from resources.object_store.tenant_keys import KEYS, TenantKeys
 
 

@@ -23,12 +23,12 @@ from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets.base_models import Catalogue
+from core.base_models import Catalogue
+from core.errors import Conflict, InvalidDataset, InvalidRequest, NotFound
+from engine.evals.config import EvalConfig
+from engine.evals.suites.suite_items import validation_suites
 from ft_assets.datasets import step
-from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound
 from ft_assets.evals import step as evaluation_step
-from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.suites.suite_items import validation_suites
 from tests.support.models.tiny_model import build_tiny_model
 
 WORDS = [

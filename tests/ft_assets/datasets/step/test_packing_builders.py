@@ -24,11 +24,11 @@ from control_plane.platform import settings as settings_module
 from control_plane.platform.build_lock import lock_number, one_anywhere, one_on_this_machine
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
-from ft_assets import layout
-from ft_assets.base_models import Catalogue
+from core import layout
+from core.base_models import Catalogue
+from core.durable_files import KEPT_UNUSED_S
+from engine.data.blocks.pass_progress import Progress
 from ft_assets.datasets import step
-from ft_assets.datasets.blocks.pass_progress import Progress
-from ft_assets.durable_files import KEPT_UNUSED_S
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
 from tests.support.models.tiny_model import build_tiny_model

@@ -17,9 +17,9 @@ from control_plane.jobs.tables import job_events as events
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
+from core.errors import InvalidDataset
+from engine.data.packs.manifest import PackManifest
 from ft_assets.datasets import step
-from ft_assets.datasets.packs.manifest import PackManifest
-from ft_assets.errors import InvalidDataset
 from tests.ft_assets.datasets.step.test_packing_builders import platform_on
 from tests.support.models.reasoning_templates import SWITCHED
 from tests.support.models.tiny_model import CHAT_TEMPLATE, build_tiny_model

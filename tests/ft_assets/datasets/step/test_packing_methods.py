@@ -22,12 +22,12 @@ from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from ft_assets import layout
+from core import layout
+from core.errors import InvalidDataset, InvalidRequest
+from engine.training import methods
+from engine.training.reference_logps import key_for
+from engine.training.spec import Quantization, TrainingSpec, WarmStart
 from ft_assets.datasets import step
-from ft_assets.errors import InvalidDataset, InvalidRequest
-from ft_assets.training import methods
-from ft_assets.training.reference_logps import key_for
-from ft_assets.training.spec import Quantization, TrainingSpec, WarmStart
 from tests.ft_assets.datasets.step.test_packing_builders import platform_on
 from tests.support.models.tiny_model import build_tiny_model
 

@@ -20,10 +20,10 @@ from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
-from ft_assets import layout
-from ft_assets.base_models import Catalogue
+from core import layout
+from core.base_models import Catalogue
+from core.telemetry import provenance
 from ft_assets.datasets import step
-from ft_assets.telemetry import provenance
 from tests.support.jobs.finished_job import COMMIT, enter, put_adapter, put_checkpoint
 from tests.support.models.tiny_model import build_tiny_model
 

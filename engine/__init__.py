@@ -1,0 +1,1 @@
+"""Libraries that know no tenant, no database and no Dagster: data, training, evals, adapters, scheduler."""

@@ -1,0 +1,1 @@
+"""From an uploaded file to a tokenized pack: readers, schema, checks, report, split, tokens, packs."""

@@ -1,0 +1,1 @@
+"""Evaluation: compares the adapter with its base on the same items; the gate decides what may be served."""

@@ -1,0 +1,1 @@
+"""Training: specs, hyperparameters, checkpoints, failures, and the process on the GPU (``runtime``)."""
