@@ -19,7 +19,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.datasets.pack_cache import fetch_pack
 from control_plane.datasets.previews import rows_file
 from control_plane.datasets.service import check_distinct, check_enough_to_train, check_reviewed
 from control_plane.datasets.tables import datasets, files
@@ -66,6 +65,7 @@ from engine.data.tokens.reasoning_probe import Switch
 from engine.training import hyperparameters, methods, reference_logps, requested_hyperparameters
 from engine.training.methods import Method
 from engine.training.spec import Source, TrainingSpec, canonical_json
+from ft_assets.datasets.pack_cache import fetch_pack
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from control_plane.attempts import evaluation_endings, health, start
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import STOP_GRACE_S, Claim
 from control_plane.attempts.tables import Checkpoint, checkpoints
-from control_plane.datasets.pack_cache import fetch_pack
 from control_plane.datasets.scored_suites import service as scored_suites
 from control_plane.datasets.scored_suites.service import Asked
 from control_plane.datasets.tables import datasets
@@ -59,6 +58,7 @@ from engine.evals.suites import answer_metrics, safety, suite_items
 from engine.evals.suites.answer_reader import AnswerReader
 from engine.training import methods
 from engine.training.checkpoints import manifest_digest, verify
+from ft_assets.datasets.pack_cache import fetch_pack
 from ft_assets.datasets.step import validation_rows
 
 T = TypeVar("T")
