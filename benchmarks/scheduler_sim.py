@@ -17,7 +17,7 @@ from benchmarks.scheduler.simulation.nodes import place
 from control_plane.queue.simulation.cluster_simulation import Simulation
 from control_plane.queue.simulation.costs import Costs
 from control_plane.queue.simulation.simulated_job import SimulatedJob
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 
 LEAST_MTBF_DAYS = Costs().repair_s / 86400
 
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def cluster(num_gpus: int, per_node: int = 8, *, placement: str = "node", reserved: int = 0) -> Pool:
     """One pool of one fabric; ``count``: one node that holds everything, so that only numbers matter."""
-    held = nodes(num_gpus, per_node=num_gpus if placement == "count" else per_node)
+    held = equal_nodes(num_gpus, per_node=num_gpus if placement == "count" else per_node)
     return Pool(name="gpus", nodes=held, gpu_type="h100-80gb", max_gpus_per_job=num_gpus, reserved_gpus=reserved)
 
 

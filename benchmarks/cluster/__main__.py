@@ -30,13 +30,13 @@ from control_plane.capacity import kueue
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.worker.attempt_watch import LOOK_S
 from core.workload import Kind, NodeShare, Workload
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 from resources.launcher import kubernetes_manifests as manifests
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 
 PLATFORM, USUAL, TENANTS = "ft-platform", "usual", 10
-POOL = Pool(name="fabric", nodes=nodes(64, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=8)
+POOL = Pool(name="fabric", nodes=equal_nodes(64, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=8)
 POLLS_S, POLLERS = 60.0, 16
 LIMIT_S = 120.0
 

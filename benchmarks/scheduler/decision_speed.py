@@ -25,7 +25,7 @@ from benchmarks.scheduler.decision_rows import QueuedJob, add_jobs, add_tenants,
 from control_plane.queue import cycle
 from engine import scheduler
 from engine.scheduler import Preempt, Running, Snapshot, Start, Wait, Waiting
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 PER_NODE, FABRIC_OF = 8, 32
@@ -43,7 +43,7 @@ STATES = ("blocked", "half free", "all free", "gangs", "premium arrives", "overd
 def snapshot(state: str, num_jobs: int, num_nodes: int, *, seed: int = 0) -> Snapshot:
     """A queue in the `state`: what runs, what waits."""
     draw = random.Random(seed)
-    machines = nodes(num_nodes * PER_NODE, per_node=PER_NODE, fabric="rail", fabrics_of=FABRIC_OF)
+    machines = equal_nodes(num_nodes * PER_NODE, per_node=PER_NODE, fabric="rail", fabrics_of=FABRIC_OF)
     pool = Pool(name="h100", nodes=machines, gpu_type="h100-80gb", max_gpus_per_job=FABRIC_OF * PER_NODE)
     busy = {"half free": 0.5, "all free": 0.0}.get(state, 1.0)
     running = _running(pool, busy, draw, tiers=("free",) if state == "premium arrives" else TIERS)

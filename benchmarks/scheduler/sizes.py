@@ -26,7 +26,7 @@ from control_plane.queue.simulation.costs import Costs
 from control_plane.queue.simulation.outcome import Outcome
 from control_plane.queue.simulation.simulated_job import SimulatedJob
 from engine.scheduler import Decision, Snapshot
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "pools.yaml"
 PROMISED = {"premium": 300.0, "standard": 3600.0}
@@ -38,7 +38,7 @@ def shipped() -> list[Pool]:
 
 def one_pool(num_gpus: int) -> list[Pool]:
     """The same GPUs without walls: 40 nodes of 8 and the rest, all in fabrics of four nodes."""
-    made = nodes(num_gpus, fabric="ib", fabrics_of=4)
+    made = equal_nodes(num_gpus, fabric="ib", fabrics_of=4)
     return [Pool(name="all", nodes=made, gpu_type="h100-80gb", max_gpus_per_job=32)]
 
 
@@ -129,7 +129,7 @@ def with_fabrics(count: int) -> list[Pool]:
     """The shipped pools, `count` fabrics of 32 GPUs for gangs of several nodes."""
     small, large, fabric = shipped()
     gpus = 32 * count
-    return [small, large, replace(fabric, nodes=nodes(gpus, prefix="fabric", fabric="ib", fabrics_of=4), reserved_gpus=gpus)]
+    return [small, large, replace(fabric, nodes=equal_nodes(gpus, prefix="fabric", fabric="ib", fabrics_of=4), reserved_gpus=gpus)]
 
 
 def layouts(seeds: int, days: float, only: Sequence[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeA
 from control_plane.billing.rules import MICROS as MICROS
 from control_plane.tenants.rules import TIERS
 from core import yaml_files
-from engine.scheduler.pools import PRICINGS, Pricing
+from engine.scheduler import PRICINGS, Pricing
 
 BUILTIN = Path(__file__).with_name("prices.yaml")
 GIB = 1 << 30

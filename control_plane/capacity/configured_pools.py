@@ -31,7 +31,7 @@ from control_plane.platform.settings import Settings
 from core import yaml_files
 from core.base_models import REPOSITORY_ROOT
 from core.errors import InvalidRequest, Unavailable
-from engine.scheduler.pools import (
+from engine.scheduler import (
     CPU_PER_GPU,
     JOB_CLASSES,
     MEMORY_GIB_PER_GPU,
@@ -43,7 +43,7 @@ from engine.scheduler.pools import (
     evaluation_class,
     largest_gang,
     local_pool,
-    taking,
+    pools_taking,
 )
 from engine.training.memory import COUNTS, GPUS
 
@@ -185,7 +185,7 @@ def _check_unique(names: list[str], what: str) -> None:
 
 def _check_classes(pools: Sequence[Pool], origin: str) -> None:
     for kind in dict.fromkeys((*JOB_CLASSES, evaluation_class(pools, JOB_CLASSES[0]))):
-        found = taking(pools, kind)
+        found = pools_taking(pools, kind)
         for other in found[1:]:
             if other.gpu_type != found[0].gpu_type:
                 raise ValueError(

@@ -26,7 +26,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import TIERS
 from core.errors import Conflict, InvalidRequest
 from engine.adapters.cluster import to_yaml
-from engine.scheduler.pools import RESERVED_FOR, Pool
+from engine.scheduler import RESERVED_FOR, Pool
 from engine.training.memory import GPUS
 
 Manifest = dict[str, Any]

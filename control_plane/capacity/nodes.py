@@ -16,7 +16,7 @@ from control_plane.platform.records import columns, many
 from control_plane.queue.tables import reservations
 from core.errors import InvalidRequest, NotFound
 from core.storable_text import check_storable
-from engine.scheduler.pools import Node, Pool
+from engine.scheduler import Node, Pool
 
 MAX_REASON_CHARS = 1000
 """As long as the reason for suspending a tenant may be."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from engine.scheduler.pools import Node, Pool
+from engine.scheduler import Node, Pool
 
 Placed = Sequence[tuple[str, int]]
 """Nodes with the GPUs of each, as in a reservation."""

@@ -25,7 +25,7 @@ from control_plane.tenants.service import find_tenant
 from core.errors import Conflict, QuotaExceeded
 from engine.adapters.stages import Stage
 from engine.evals import config as eval_config
-from engine.scheduler.pools import job_class
+from engine.scheduler import job_class
 from engine.training.cost_model import Cost
 from engine.training.spec import TrainingSpec
 

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, TypeAda
 from control_plane.tenants.rules import TIERS
 from core import yaml_files
 from core.errors import InvalidRequest
-from engine.scheduler.pools import JobClass
+from engine.scheduler import JobClass
 from engine.training.memory import COUNTS
 
 PLANNED = Path(__file__).with_name("planned_mix.yaml")

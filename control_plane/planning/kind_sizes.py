@@ -13,7 +13,7 @@ from control_plane.planning.sized_kind import SizedKind
 from control_plane.tenants.rules import TIERS
 from core.base_models import BaseModel
 from core.errors import InvalidRequest
-from engine.scheduler.pools import JobClass, Pool, job_class
+from engine.scheduler import JobClass, Pool, job_class
 from engine.training import model_shapes, recipes
 from engine.training.model_shapes import ModelShape
 from engine.training.spec import CheckpointPolicy

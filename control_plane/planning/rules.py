@@ -20,7 +20,7 @@ from control_plane.billing.prices import MICROS, PriceList
 from control_plane.planning.job_mix import DAY_S, JobMix
 from control_plane.planning.sized_kind import SizedKind
 from core.errors import InvalidRequest
-from engine.scheduler.pools import RESERVED_FOR, Pool, in_order, largest_gang, may_use_spot, nodes
+from engine.scheduler import RESERVED_FOR, Pool, equal_nodes, largest_gang, may_use_spot, pools_in_order
 
 SPREAD = 0.5
 """Sigma of the lognormal length around the mean: half of the jobs of a kind are within 0.7 and 1.4 times their median."""
@@ -82,7 +82,7 @@ def parts(mix: JobMix, kinds: Sequence[SizedKind], pools: Sequence[Pool]) -> lis
 
 
 def _able(pools: Sequence[Pool], kind: SizedKind, *, gpus: int, tier: str, spot: bool) -> list[Pool]:
-    if able := in_order(pools, tier=tier, kind=kind.job_class, num_gpus=gpus, spot=spot):
+    if able := pools_in_order(pools, tier=tier, kind=kind.job_class, num_gpus=gpus, spot=spot):
         return able
     most = max((p.widest(tier) for p in pools if p.accepts(kind.job_class)), default=0)
     raise InvalidRequest(
@@ -197,8 +197,8 @@ def resized(pool: Pool, num_gpus: int) -> Pool:
         outside = min(num_gpus, round(alone / per_node) * per_node)
     per_fabric = max(fabrics.count(name) for name in fabrics) if len(set(fabrics)) > 1 else 0
     made = (
-        *nodes(num_gpus - outside, per_node=per_node, prefix=f"{pool.name}-planned", fabric="fabric", fabrics_of=per_fabric),
-        *nodes(outside, per_node=per_node, prefix=f"{pool.name}-planned-alone"),
+        *equal_nodes(num_gpus - outside, per_node=per_node, prefix=f"{pool.name}-planned", fabric="fabric", fabrics_of=per_fabric),
+        *equal_nodes(outside, per_node=per_node, prefix=f"{pool.name}-planned-alone"),
     )
     reserved = round(pool.reserved_gpus * num_gpus / pool.total_gpus)
     return replace(pool, nodes=made, reserved_gpus=reserved, max_gpus_per_job=min(pool.max_gpus_per_job, largest_gang(made)))

@@ -19,7 +19,7 @@ from control_plane.planning.sized_kind import SizedKind
 from control_plane.planning.waits import Limits, Simulated
 from control_plane.platform.settings import Settings
 from core.errors import InvalidRequest
-from engine.scheduler.pools import LOCAL, Pool
+from engine.scheduler import LOCAL_GPU_TYPE, Pool
 
 MAX_DAYS = 60.0
 MAX_GPUS = MAX_NODES * 8
@@ -149,7 +149,7 @@ def plan(
         scenarios=tuple(scenario(resized) for resized in (pools, *(_resized(pools, layout) for layout in layouts))),
         assumptions=_assumptions(
             mix, prices, pools, gpu_usd_per_hour=gpu_usd_per_hour, waits_by=_waits_by(simulated_days, days, limits, seed),
-            planned=settings.pools_file is None and pools[0].gpu_type != LOCAL,
+            planned=settings.pools_file is None and pools[0].gpu_type != LOCAL_GPU_TYPE,
         ),
     )  # fmt: skip
 

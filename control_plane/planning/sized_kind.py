@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.scheduler.pools import JobClass
+from engine.scheduler import JobClass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,7 +24,7 @@ from control_plane.queue.reservations import ask_to_stop, grant, lock_to_stop, r
 from control_plane.queue.snapshot import Rows
 from control_plane.queue.tables import reservations, scheduler_state
 from engine import scheduler
-from engine.scheduler.pools import Pool
+from engine.scheduler import Pool
 
 SCHEDULER_LOCK = 0x66745F73
 """Advisory lock ("ft_s"): one scheduling decision at a time, however many schedulers run."""

@@ -16,12 +16,11 @@ from control_plane.jobs.tables import jobs
 from control_plane.queue.reservations import ask_to_stop, lock_to_stop
 from control_plane.queue.tables import reservations
 from core.workload import Kind
-from engine.scheduler import Preempt
-from engine.scheduler.rules import DEFAULT
+from engine.scheduler import DEFAULT_RULES, Preempt
 
 OPERATORS, SICK_NODE = "operators", "sick_node"
 """In the place of the job that an attempt makes room for: maintenance, and hardware that is out of service."""
-NOTICE = timedelta(seconds=DEFAULT.handshake_s)
+NOTICE = timedelta(seconds=DEFAULT_RULES.handshake_s)
 """Attempts are asked this long before they are to be gone."""
 ONWARD = "the job saves a checkpoint, returns to the queue and resumes from there"
 

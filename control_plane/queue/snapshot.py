@@ -29,7 +29,7 @@ from control_plane.quotas import service as quotas
 from control_plane.tenants.tables import tenants
 from core.workload import Kind
 from engine import scheduler
-from engine.scheduler.pools import Pool, evaluation_class
+from engine.scheduler import Pool, evaluation_class
 from engine.training.cost_model import SETUP_S
 
 Rows = Mapping[str, sa.Row[Any]]

@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple
 
 from control_plane.tenants.rules import Tenant, tier_named
-from engine.scheduler.pools import LARGE_MODEL_PARAMETERS
+from engine.scheduler import LARGE_MODEL_PARAMETERS
 
 HOUR_S = 3600.0
 THRESHOLDS = (80, 100)

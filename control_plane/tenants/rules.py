@@ -12,7 +12,7 @@ from typing import Self
 
 from core.errors import Forbidden, InvalidRequest
 from core.storable_text import check_storable
-from engine.scheduler.rules import STARTS_WITHIN_S
+from engine.scheduler import STARTS_WITHIN_S
 
 
 class Scope(enum.StrEnum):

@@ -1,19 +1,43 @@
-"""The scheduling policy, pure: a frozen snapshot and ``now`` in, decisions with reason codes out."""
+"""Which jobs start, wait or make room: a pure function of a snapshot, with its rules and pools; see README.md."""
 
-from engine.scheduler.model import Ahead as Ahead
-from engine.scheduler.model import Decision as Decision
-from engine.scheduler.model import Evaluation as Evaluation
-from engine.scheduler.model import Placement as Placement
-from engine.scheduler.model import Preempt as Preempt
-from engine.scheduler.model import Reason as Reason
-from engine.scheduler.model import Reservation as Reservation
-from engine.scheduler.model import Running as Running
-from engine.scheduler.model import Snapshot as Snapshot
-from engine.scheduler.model import Start as Start
-from engine.scheduler.model import Wait as Wait
-from engine.scheduler.model import Waiting as Waiting
-from engine.scheduler.order import order as order
-from engine.scheduler.policy import projected_start as projected_start
-from engine.scheduler.policy import schedule as schedule
-from engine.scheduler.rules import DEFAULT as DEFAULT
-from engine.scheduler.rules import Rules as Rules
+from engine.scheduler.model import (
+    Ahead,
+    Decision,
+    Evaluation,
+    Placement,
+    Preempt,
+    Reason,
+    Reservation,
+    Running,
+    Snapshot,
+    Start,
+    Wait,
+    Waiting,
+)
+from engine.scheduler.policy import projected_start, schedule
+from engine.scheduler.pools import (
+    CPU_PER_GPU,
+    JOB_CLASSES,
+    LARGE_MODEL_PARAMETERS,
+    LOCAL_GPU_TYPE,
+    MEMORY_GIB_PER_GPU,
+    PRICINGS,
+    RESERVED_FOR,
+    JobClass,
+    Node,
+    Packing,
+    Pool,
+    PoolClass,
+    Pricing,
+    equal_nodes,
+    evaluation_class,
+    job_class,
+    largest_gang,
+    local_pool,
+    may_use_spot,
+    most_capable,
+    pools_in_order,
+    pools_taking,
+    widest_of,
+)
+from engine.scheduler.rules import DEFAULT_RULES, STARTS_WITHIN_S, Rules

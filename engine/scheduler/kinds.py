@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.scheduler.model import Running, Snapshot, Waiting
 from engine.scheduler.placement import PoolTimeline
-from engine.scheduler.pools import in_order, may_use_spot
+from engine.scheduler.pools import may_use_spot, pools_in_order
 
 Group = tuple[str, frozenset[str]]
 """Jobs that compete for the same GPUs: a tier, and the pools that could ever hold them."""
@@ -40,7 +40,7 @@ class Kinds:
 
     def _derive(self, tier: str, job_class: str, num_gpus: int, spot: bool, evaluation: bool) -> Kind:
         """An evaluation on several GPUs needs a node in service that has them: it is one process."""
-        pools = in_order(self.snapshot.pools, tier=tier, kind=job_class, num_gpus=num_gpus, spot=spot)
+        pools = pools_in_order(self.snapshot.pools, tier=tier, kind=job_class, num_gpus=num_gpus, spot=spot)
         able = [p for p in pools if self.timelines[p.name].could_hold(num_gpus, tier)]
         if evaluation and num_gpus > 1:
             able = [p for p in able if num_gpus <= self.timelines[p.name].largest]

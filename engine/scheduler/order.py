@@ -13,14 +13,14 @@ from engine.scheduler.model import TIER_ORDER, Running, Snapshot, Waiting
 from engine.scheduler.node_timeline import NodeTimeline
 from engine.scheduler.placement import PoolTimeline
 from engine.scheduler.pools import RESERVED_FOR
-from engine.scheduler.rules import DEFAULT, Rules
+from engine.scheduler.rules import DEFAULT_RULES, Rules
 
 
 def order(
     waiting: Sequence[Waiting],
     *,
     now: float,
-    rules: Rules = DEFAULT,
+    rules: Rules = DEFAULT_RULES,
     fair: Mapping[str, float] | None = None,
     due: Mapping[str, float] | None = None,
 ) -> list[Waiting]:
@@ -73,7 +73,7 @@ def remaining_wait(job: Running) -> float:
     return 0.0 if job.due_at is None else job.due_at - job.queued_at - job.waited_s
 
 
-def factors(snapshot: Snapshot, *, rules: Rules = DEFAULT) -> dict[str, float]:
+def factors(snapshot: Snapshot, *, rules: Rules = DEFAULT_RULES) -> dict[str, float]:
     """Return each tenant's factor on job length: its part of recent use divided by its share, between 1 and a bound.
 
     Tenants that wait, or used GPUs recently, have equal shares.
@@ -93,7 +93,7 @@ def due_times(
     timelines: Mapping[str, PoolTimeline],
     *,
     now: float,
-    rules: Rules = DEFAULT,
+    rules: Rules = DEFAULT_RULES,
 ) -> dict[str, float]:
     """Return when each waiting job is due. The time is stored with the job and only ever moves later.
 

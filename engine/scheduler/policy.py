@@ -12,7 +12,7 @@ from engine.scheduler.node_timeline import NEVER, ROUNDING_S
 from engine.scheduler.order import OVERDUE, due_times, factors, forecast, max_queue_waits, ranked
 from engine.scheduler.placement import TIE_S, PoolTimeline, ReservationPlan, length
 from engine.scheduler.pools import RESERVED_FOR
-from engine.scheduler.rules import DEFAULT, Rules
+from engine.scheduler.rules import DEFAULT_RULES, Rules
 
 _Search = tuple[int, str, bool, tuple[str, ...]]
 """What a search for victims depends on beside a job's length: width, tier, whether it is due, pools."""
@@ -22,7 +22,7 @@ PASSES = 3
 """Most passes over the queue in one cycle: when a job with a reservation starts, GPUs kept for it become available to others."""
 
 
-def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT) -> list[Decision]:
+def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT_RULES) -> list[Decision]:
     """Return decisions about every waiting job, and about running jobs that are stopped, in queue order.
 
     1. Jobs are taken in the order of :func:`.order.order`, which also determines when a job is due.
@@ -45,7 +45,7 @@ def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT) -> list[
     return this.answer()
 
 
-def projected_start(snapshot: Snapshot, job_id: str, *, now: float, rules: Rules = DEFAULT) -> float | None:
+def projected_start(snapshot: Snapshot, job_id: str, *, now: float, rules: Rules = DEFAULT_RULES) -> float | None:
     """Return when the waiting job `job_id` starts if jobs take as long as expected and none is added; None: never, or not known."""
     decisions = schedule(snapshot, now=now, rules=replace(rules, slicing=False))
     for decision in decisions:

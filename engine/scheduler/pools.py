@@ -98,7 +98,7 @@ class Pool:
         return not self.takes or kind in self.takes
 
 
-def nodes(num_gpus: int, *, per_node: int = 8, prefix: str = "node", fabric: str = "", fabrics_of: int = 0) -> tuple[Node, ...]:
+def equal_nodes(num_gpus: int, *, per_node: int = 8, prefix: str = "node", fabric: str = "", fabrics_of: int = 0) -> tuple[Node, ...]:
     """Return nodes of `per_node` GPUs with `num_gpus` in all (the last may have fewer); `fabrics_of` nodes share a fabric, 0: all of
     them."""
     counts = [per_node] * (num_gpus // per_node) + ([num_gpus % per_node] if num_gpus % per_node else [])
@@ -107,7 +107,7 @@ def nodes(num_gpus: int, *, per_node: int = 8, prefix: str = "node", fabric: str
     )
 
 
-LOCAL = "local"
+LOCAL_GPU_TYPE = "local"
 """Type of GPU of the embedded pool: whatever this machine has."""
 
 
@@ -118,7 +118,7 @@ def local_pool(slots: int, *, premium: int = 0) -> Pool:
     if not 0 <= premium < slots:
         raise ValueError(f"FT_PREMIUM_GPUS is {premium}; of the {slots} slots of the embedded pool 0..{slots - 1} can be reserved")
     machine = Node(name="local", num_gpus=slots)
-    return Pool(name="local", nodes=(machine,), gpu_type=LOCAL, max_gpus_per_job=slots, reserved_gpus=premium)
+    return Pool(name="local", nodes=(machine,), gpu_type=LOCAL_GPU_TYPE, max_gpus_per_job=slots, reserved_gpus=premium)
 
 
 def largest_gang(of: Sequence[Node]) -> int:
@@ -148,7 +148,7 @@ def _whole_nodes_within(of: Sequence[Node], limit: int) -> int:
     return best
 
 
-def taking(pools: Sequence[Pool], kind: str) -> list[Pool]:
+def pools_taking(pools: Sequence[Pool], kind: str) -> list[Pool]:
     """Return those of `pools` that take jobs of class `kind`."""
     return [p for p in pools if p.accepts(kind)]
 
@@ -158,10 +158,10 @@ def may_use_spot(*, spot: bool, tier: str, expected_s: float) -> bool:
     return spot and tier != RESERVED_FOR and expected_s >= SPOT_AT_LEAST_S
 
 
-def in_order(pools: Sequence[Pool], *, tier: str, kind: str, num_gpus: int, spot: bool = False) -> list[Pool]:
+def pools_in_order(pools: Sequence[Pool], *, tier: str, kind: str, num_gpus: int, spot: bool = False) -> list[Pool]:
     """Return the pools that can ever hold the gang, preferred first: spot if `spot` (see :func:`may_use_spot`), then in configured
     order."""
-    able = [p for p in taking(pools, kind) if num_gpus <= p.widest(tier) and (spot or p.pricing != "spot")]
+    able = [p for p in pools_taking(pools, kind) if num_gpus <= p.widest(tier) and (spot or p.pricing != "spot")]
     return sorted(able, key=lambda p: p.pricing != "spot")
 
 
@@ -170,7 +170,7 @@ def most_capable(pools: Sequence[Pool], tier: str, kind: str) -> Pool | None:
 
     Spot pools do not count: a job there must be able to resume elsewhere.
     """
-    found = in_order(pools, tier=tier, kind=kind, num_gpus=1)
+    found = pools_in_order(pools, tier=tier, kind=kind, num_gpus=1)
     return max(found, key=lambda p: p.widest(tier)) if found else None
 
 

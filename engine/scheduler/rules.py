@@ -65,4 +65,4 @@ class Rules:
     """Nodes examined for such a gang before the cheapest is taken, most promising first."""
 
 
-DEFAULT = Rules()
+DEFAULT_RULES = Rules()

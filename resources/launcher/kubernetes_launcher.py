@@ -18,7 +18,7 @@ from core.errors import FtError, InvalidRequest, Unavailable
 from core.retries import RetryPolicy, with_retries
 from core.workload import Workload
 from engine.adapters.cluster import Manifest, label
-from engine.scheduler.pools import Pool
+from engine.scheduler import Pool
 from resources.launcher import kubernetes_manifests as manifests
 from resources.launcher.kubernetes_api import (
     BY_KIND,

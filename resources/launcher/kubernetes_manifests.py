@@ -14,7 +14,7 @@ from control_plane.capacity import kueue
 from core.errors import Conflict
 from core.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from engine.adapters.cluster import DIGEST, USER, Manifest, container, label, object_name
-from engine.scheduler.pools import Pool
+from engine.scheduler import Pool
 
 WORKLOAD = "ft-platform/workload"
 """Label of everything that belongs to a workload, its annotation with the whole name, and the finalizer of its Job: what a Job says of its

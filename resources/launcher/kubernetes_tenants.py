@@ -21,7 +21,7 @@ from control_plane.tenants.rules import TIERS, Tenant
 from core.errors import Unavailable
 from core.retries import RetryPolicy, with_retries
 from engine.adapters.cluster import Manifest
-from engine.scheduler.pools import Pool
+from engine.scheduler import Pool
 from resources.launcher.kubernetes_api import CONFIG_MAPS, JOBS, NAMESPACES, ROLE_BINDINGS, SECRETS, KubernetesApi, Outdated
 from resources.launcher.kubernetes_manifests import WORKLOAD
 

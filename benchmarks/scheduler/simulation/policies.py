@@ -11,7 +11,7 @@ from benchmarks.scheduler.simulation.nodes import Free, give, place, take
 from engine import scheduler
 from engine.scheduler import Decision, Placement, Reason, Reservation, Running, Snapshot, Start, Wait, Waiting
 from engine.scheduler.pools import Pool
-from engine.scheduler.rules import DEFAULT
+from engine.scheduler.rules import DEFAULT_RULES
 
 Policy = Callable[[Snapshot, float], Sequence[Decision]]
 Key = Callable[[Waiting], tuple[float, float, str]]
@@ -98,7 +98,7 @@ def promised(
     return None
 
 
-def ours(rules: scheduler.Rules = DEFAULT) -> Policy:
+def ours(rules: scheduler.Rules = DEFAULT_RULES) -> Policy:
     """The policy of the platform, with its own rules or others."""
     return lambda snapshot, now: scheduler.schedule(snapshot, now=now, rules=rules)
 

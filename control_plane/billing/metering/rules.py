@@ -16,7 +16,7 @@ from control_plane.billing import rules as billing
 from control_plane.billing.prices import PriceBook
 from control_plane.billing.rules import Entry
 from core.errors import Fault
-from engine.scheduler.pools import Pricing
+from engine.scheduler import Pricing
 from engine.training.failures import Outcome
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -29,7 +29,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
 from control_plane.queue.tables import reservations
 from core.errors import Fault
-from engine.scheduler.pools import Pool
+from engine.scheduler import Pool
 from engine.training.failures import Outcome
 
 log = logging.getLogger(__name__)

@@ -34,8 +34,7 @@ from engine.data.mixture import MixedFile
 from engine.data.packs.best_fit import window_for
 from engine.data.policies import Policies
 from engine.data.split import automatic_fraction
-from engine.scheduler import pools
-from engine.scheduler.pools import Pool, job_class
+from engine.scheduler import Pool, job_class, pools_taking
 from engine.training import hyperparameters, methods
 from engine.training.cost_model import SETUP_S, Cost, cost
 from engine.training.memory import Case
@@ -255,7 +254,7 @@ def modelled(
     Steps are always whole: the last one is filled with rows of the next epoch.
     """
     kind_of_job = job_class(spec.adapter, model.num_parameters)
-    gpu_type = (pools.taking(available, kind_of_job) or available)[0].gpu_type
+    gpu_type = (pools_taking(available, kind_of_job) or available)[0].gpu_type
     case = Case(
         shape=job_plan.shape_of(model), adapter=spec.adapter, method=spec.method, precision=spec.precision, max_seq_len=spec.max_seq_len,
         per_device_batch_size=spec.optimization.per_device_batch_size, rank=spec.lora.saved_rank if spec.lora else 0,

@@ -18,17 +18,17 @@ from control_plane.platform.context import Platform
 from core.base_models import MAX_RANK, BaseModel
 from core.errors import InvalidRequest
 from engine.evals import config as eval_config
-from engine.scheduler.pools import (
+from engine.scheduler import (
     JOB_CLASSES,
     LARGE_MODEL_PARAMETERS,
     RESERVED_FOR,
     Pool,
     evaluation_class,
-    in_order,
     job_class,
     may_use_spot,
     most_capable,
-    taking,
+    pools_in_order,
+    pools_taking,
 )
 from engine.training import cost_model, hyperparameters, memory, methods, model_shapes, requested_hyperparameters
 from engine.training.hyperparameters import ModelFacts, Plan
@@ -175,13 +175,13 @@ def pool_for(pools: Sequence[Pool], tier: str, kind: str) -> Pool:
     found = most_capable(pools, tier, kind)
     if found is not None:
         return found
-    if taking(pools, kind):
+    if pools_taking(pools, kind):
         message = (
             f"every GPU that takes {CLASS_WORDS[kind]} is reserved for tier {RESERVED_FOR}; submit with tier "
             f"{RESERVED_FOR}, or ask your operator"
         )
     else:
-        others = [CLASS_WORDS[k] for k in JOB_CLASSES if taking(pools, k)]
+        others = [CLASS_WORDS[k] for k in JOB_CLASSES if pools_taking(pools, k)]
         message = f"no pool of this platform takes {CLASS_WORDS[kind]}; they take {', '.join(others)}: choose one, or ask your operator"
     raise InvalidRequest(message, code="no_pool", param="model")
 
@@ -195,7 +195,7 @@ def evaluation_gpus(pools: Sequence[Pool], model: BaseModel, *, adapter: str, ra
     gpu = memory.GPUS[pool_for(pools, tier, kind).gpu_type]
     shape = shape_of(model)
     needed = 1 if gpu.is_cpu else forward_pass.num_gpus(shape, gpu.memory_bytes, rank=rank)
-    able = in_order(pools, tier=tier, kind=kind, num_gpus=1)
+    able = pools_in_order(pools, tier=tier, kind=kind, num_gpus=1)
     most = max(min(pool.widest(tier), max(node.num_gpus for node in pool.nodes)) for pool in able)
     if needed is not None and needed * replicas <= most:
         return needed * replicas
@@ -221,7 +221,7 @@ def likely_pool(
     """Return the pool where a job most likely runs, whose price an estimate uses: the first in the policy's order that can hold it."""
     kind, all_pools = job_class(request.adapter, model.num_parameters), configured_pools.planned(platform)
     spot = may_use_spot(spot=spot, tier=tier, expected_s=expected_s)
-    found = in_order(all_pools, tier=tier, kind=kind, num_gpus=num_gpus, spot=spot)
+    found = pools_in_order(all_pools, tier=tier, kind=kind, num_gpus=num_gpus, spot=spot)
     return found[0] if found else pool_for(all_pools, tier, kind)
 
 
@@ -229,7 +229,7 @@ def evaluation_pool(platform: Platform, model: BaseModel, *, adapter: str, tier:
     """Return the pool where the evaluation after a training most likely runs; never a spot pool."""
     all_pools = configured_pools.planned(platform)
     kind = evaluation_class(all_pools, job_class(adapter, model.num_parameters))
-    found = in_order(all_pools, tier=tier, kind=kind, num_gpus=num_gpus)
+    found = pools_in_order(all_pools, tier=tier, kind=kind, num_gpus=num_gpus)
     return found[0] if found else pool_for(all_pools, tier, kind)
 
 

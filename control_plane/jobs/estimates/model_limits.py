@@ -18,7 +18,7 @@ from control_plane.quotas.rules import Ask, Usage, admit
 from control_plane.tenants.rules import TIERS, Tenant
 from core.base_models import ENGINE_RANKS, BaseModel
 from core.errors import FtError
-from engine.scheduler.pools import RESERVED_FOR, job_class, widest_of
+from engine.scheduler import RESERVED_FOR, job_class, widest_of
 from engine.training import methods
 from engine.training.methods import Limit
 from engine.training.recipes import ADAPTERS, Recipe

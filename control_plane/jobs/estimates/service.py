@@ -44,7 +44,7 @@ from engine.data.schema import Example, parse_canonical
 from engine.data.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
 from engine.data.tokens.encoders import UNCUT
 from engine.data.tokens.token_shards import Tally, encode_or_drop
-from engine.scheduler.pools import Pool, Pricing, job_class
+from engine.scheduler import Pool, Pricing, job_class
 from engine.training import hyperparameters, methods, schedules
 from engine.training.hyperparameters import Plan
 from engine.training.methods import Method

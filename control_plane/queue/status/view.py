@@ -24,8 +24,7 @@ from control_plane.queue.status import schemas
 from control_plane.queue.status.messages import waiting_line
 from control_plane.queue.tables import reservations, scheduler_state
 from core.workload import Kind
-from engine.scheduler import Reservation
-from engine.scheduler.pools import Pool
+from engine.scheduler import Pool, Reservation
 
 HOUR_S = 3600.0
 Q = TypeVar("Q", bound=schemas.QueuedJob)

@@ -13,11 +13,11 @@ from control_plane.queue.simulation.costs import Costs
 from control_plane.queue.simulation.simulated_job import SimulatedJob
 from engine import scheduler
 from engine.scheduler import Placement, Running, Snapshot, Start, Waiting
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 
 
 def pool(num_gpus: int, fabrics_of: int = 0) -> Pool:
-    return Pool(name="gpus", nodes=nodes(num_gpus, fabrics_of=fabrics_of), gpu_type="h100-80gb", max_gpus_per_job=num_gpus)
+    return Pool(name="gpus", nodes=equal_nodes(num_gpus, fabrics_of=fabrics_of), gpu_type="h100-80gb", max_gpus_per_job=num_gpus)
 
 
 def job(name: str, submit_s: float, num_gpus: int, duration_s: float) -> SimulatedJob:

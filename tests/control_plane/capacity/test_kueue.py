@@ -14,13 +14,13 @@ import yaml
 
 from control_plane.capacity import configured_pools, kueue
 from control_plane.capacity.kueue import Manifest
-from engine.scheduler.pools import Node, Pool, local_pool, nodes
+from engine.scheduler.pools import Node, Pool, equal_nodes, local_pool
 
 SCHEMAS = Path(__file__).parents[3].parent / "shared" / "schemas"
 SHIPPED = list(configured_pools.load(Path(__file__).parents[3] / "deploy" / "pools.yaml", gpu_types=("h100-80gb",)))
 SPOT = Pool(
     name="cheap",
-    nodes=nodes(16, prefix="c"),
+    nodes=equal_nodes(16, prefix="c"),
     gpu_type="h100-80gb",
     max_gpus_per_job=8,
     pricing="spot",
@@ -114,7 +114,7 @@ def test_a_drained_node_takes_its_gpus_out_of_the_quota_and_the_check_sees_it() 
 
 def test_what_jobs_hold_on_a_drained_node_stays_in_the_quota_until_they_end() -> None:
     """Their pods count against it: without, eight of eight would be used, and what is released to the free node waited for them."""
-    two = Pool(name="two", nodes=nodes(16, prefix="t"), gpu_type="h100-80gb", max_gpus_per_job=8)
+    two = Pool(name="two", nodes=equal_nodes(16, prefix="t"), gpu_type="h100-80gb", max_gpus_per_job=8)
     drained = replace(two, nodes=(replace(two.nodes[0], ready=False), two.nodes[1]))
     assert sum(kueue.nominal(drained, {"t-0": 8}).values()) == 16
     assert sum(kueue.nominal(drained, {"t-0": 3, "t-1": 8}).values()) == 11, "what runs on ready nodes is in the quota already"
@@ -140,7 +140,7 @@ def test_kueue_preempts_nothing_and_a_cluster_where_it_does_is_told_of() -> None
 def test_a_quota_without_a_pool_is_told_of_and_thousands_are_read() -> None:
     (told,) = kueue.differences(OBJECTS, SHIPPED)
     assert told.startswith("flavor h100-80gb-cheap has a quota and no pool")
-    big = Pool(name="big", nodes=nodes(2000, prefix="b"), gpu_type="h100-80gb", max_gpus_per_job=8)
+    big = Pool(name="big", nodes=equal_nodes(2000, prefix="b"), gpu_type="h100-80gb", max_gpus_per_job=8)
     made = kueue.render([big])
     for queue in made:
         if queue["kind"] == "ClusterQueue" and queue["metadata"]["name"] == "standard-big":

@@ -11,11 +11,11 @@ from control_plane.planning import job_mix, kind_sizes
 from control_plane.planning.arrivals import submissions
 from control_plane.planning.sized_kind import SizedKind
 from core.errors import InvalidRequest
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 
 ONE: dict[str, Any] = {"name": "one", "share": 100, "gpu_hours": 2, "gpus": 1}
 BODY: dict[str, Any] = {"jobs_a_day": 100, "kinds": [ONE]}
-POOL = Pool(name="gpus", nodes=nodes(64), gpu_type="h100-80gb", max_gpus_per_job=32)
+POOL = Pool(name="gpus", nodes=equal_nodes(64), gpu_type="h100-80gb", max_gpus_per_job=32)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from control_plane.planning import job_mix, kind_sizes, rules
 from control_plane.planning.job_mix import JobMix
 from control_plane.planning.rules import Demand
 from core.errors import InvalidRequest
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 SHIPPED = Path(__file__).parents[3] / "deploy" / "pools.yaml"
@@ -28,7 +28,7 @@ def mix_of(*kinds: dict[str, Any], **fields: Any) -> JobMix:
 
 
 def pool(num_gpus: int = 64, **fields: Any) -> Pool:
-    given = {"name": "gpus", "nodes": nodes(num_gpus), "gpu_type": "h100-80gb", "max_gpus_per_job": 32, **fields}
+    given = {"name": "gpus", "nodes": equal_nodes(num_gpus), "gpu_type": "h100-80gb", "max_gpus_per_job": 32, **fields}
     return Pool(**given)
 
 
@@ -109,7 +109,7 @@ def test_the_default_cost_of_a_gpu_is_a_share_of_its_price() -> None:
 
 
 def test_a_resized_pool_keeps_its_kind_of_nodes_and_its_reserved_share() -> None:
-    fabric = pool(224, name="fabric", nodes=nodes(224, fabric="ib", fabrics_of=4), reserved_gpus=112)
+    fabric = pool(224, name="fabric", nodes=equal_nodes(224, fabric="ib", fabrics_of=4), reserved_gpus=112)
     assert rules.resized(fabric, 224) is fabric
     larger = rules.resized(fabric, 320)
     assert (larger.total_gpus, larger.reserved_gpus, larger.max_gpus_per_job) == (320, 160, 32)
@@ -142,12 +142,12 @@ def test_jobs_of_many_days_need_the_same_gpus_all_day() -> None:
 
 
 def test_a_resized_pool_of_which_a_part_is_outside_of_fabrics_keeps_that_part() -> None:
-    alone, rail = nodes(32, prefix="alone"), nodes(64, prefix="rail", fabric="ib", fabrics_of=4)
+    alone, rail = equal_nodes(32, prefix="alone"), equal_nodes(64, prefix="rail", fabric="ib", fabrics_of=4)
     for order in ((*alone, *rail), (*rail, *alone)):
         larger = rules.resized(pool(96, nodes=order), 192)
         fabrics = [n.fabric for n in larger.nodes]
         assert fabrics.count("") == 8
         assert {name: fabrics.count(name) for name in fabrics if name} == {f"fabric{i}": 4 for i in range(4)}
         assert len({n.name for n in larger.nodes}) == 24
-    one_fabric = rules.resized(pool(64, nodes=(*alone[:4], *nodes(32, prefix="rail", fabric="ib"))), 128)
+    one_fabric = rules.resized(pool(64, nodes=(*alone[:4], *equal_nodes(32, prefix="rail", fabric="ib"))), 128)
     assert [n.fabric for n in one_fabric.nodes].count("fabric") == 8

@@ -15,7 +15,7 @@ from control_plane.capacity import kueue
 from control_plane.platform.settings import load
 from engine.adapters import llm_d
 from engine.adapters.cluster import ClusterSettings
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 from engine.training.model_shapes import ModelShape
 from resources.launcher.kubernetes_tenants import DNS
 from tests.control_plane.api.test_authorization_matrix import TABLE as EVERY_ROUTE
@@ -70,7 +70,7 @@ def test_only_kueues_queues_tenants_namespaces_and_nodes_are_written_in_the_whol
     }
     assert written == {"namespaces", "rolebindings", "nodes"}
     (rule,) = of_kind(EVERYTHING, "ClusterRole")["ft-ft-platform-kueue"]["rules"]
-    pool = Pool(name="small", nodes=nodes(8, prefix="s"), gpu_type="h100-80gb", max_gpus_per_job=8)
+    pool = Pool(name="small", nodes=equal_nodes(8, prefix="s"), gpu_type="h100-80gb", max_gpus_per_job=8)
     plurals = {"Topology": "topologies", "WorkloadPriorityClass": "workloadpriorityclasses"}
     assert set(rule["resources"]) == {plurals.get(made["kind"], f"{made['kind'].lower()}s") for made in kueue.render([pool])}
     assert set(rule["verbs"]) == {"create", "get", "list", "patch"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.scheduler import DEFAULT, Decision, Preempt, Reservation, Rules, Running, Snapshot, Start, Wait, Waiting, schedule
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 
 NOW = 1_000_000.0
 HOUR = 3600.0
@@ -16,7 +16,7 @@ HOUR = 3600.0
 def pool(
     gpus: int, *, per_node: int | None = None, reserved: int = 0, fabrics_of: int = 0, name: str = "p", widest: int | None = None
 ) -> Pool:
-    of = nodes(gpus, per_node=per_node or gpus, fabrics_of=fabrics_of)
+    of = equal_nodes(gpus, per_node=per_node or gpus, fabrics_of=fabrics_of)
     return Pool(name=name, nodes=of, gpu_type="local", max_gpus_per_job=widest or gpus, reserved_gpus=reserved)
 
 

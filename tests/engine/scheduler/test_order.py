@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from engine.scheduler import Evaluation, Rules, Snapshot, Wait, Waiting, order
-from engine.scheduler.order import factors
+from engine.scheduler import Evaluation, Rules, Snapshot, Wait, Waiting
+from engine.scheduler.order import factors, order
 from tests.engine.scheduler.queue_cases import HOUR, NOW, decide, pool, running, waiting
 
 

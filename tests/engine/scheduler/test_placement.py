@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.scheduler import Evaluation, Reason, Rules, Snapshot, Start, Wait, schedule
 from engine.scheduler.placement import PoolTimeline
-from engine.scheduler.pools import Node, Pool, local_pool, nodes
+from engine.scheduler.pools import Node, Pool, equal_nodes, local_pool
 from tests.engine.scheduler.queue_cases import HOUR, NOW, decide, pool, running, waiting
 
 
@@ -91,7 +91,8 @@ def test_in_a_pool_of_whole_nodes_nobody_shares_one() -> None:
 
 def test_in_a_pool_of_whole_nodes_a_gang_never_starts_on_a_promised_node_that_is_too_small_for_it() -> None:
     of = Pool(
-        name="p", nodes=nodes(2, prefix="small") + nodes(8, prefix="big"), gpu_type="h", max_gpus_per_job=10, packing="whole_node"
+        name="p",
+        nodes=equal_nodes(2, prefix="small") + equal_nodes(8, prefix="big"), gpu_type="h", max_gpus_per_job=10, packing="whole_node"
     )  # fmt: skip
     held = [running("r", 8, ends_in=1000, node="big-0")]
     decisions = decide([waiting("wide", gpus=10, expected=10), waiting("j", gpus=4, expected=60)], held, of, rules=Rules(slicing=False))
@@ -173,7 +174,7 @@ def test_a_gang_wider_than_what_its_tier_may_ever_take_says_so() -> None:
     ],
 )
 def test_spot_pools_are_for(spot: bool, tier: str, hours: float, where: str) -> None:
-    cheap = Pool(name="spot", nodes=nodes(4, prefix="s"), gpu_type="h", max_gpus_per_job=4, pricing="spot")
+    cheap = Pool(name="spot", nodes=equal_nodes(4, prefix="s"), gpu_type="h", max_gpus_per_job=4, pricing="spot")
     job = dataclasses.replace(waiting("j", tier=tier, expected=hours * HOUR, gpus=4), spot=spot)
     (start,) = schedule(Snapshot(pools=[dataclasses.replace(pool(4), name="own"), cheap], waiting=[job], running=[]), now=NOW)
     assert isinstance(start, Start)
@@ -181,7 +182,7 @@ def test_spot_pools_are_for(spot: bool, tier: str, hours: float, where: str) -> 
 
 
 def test_who_says_nothing_of_spot_runs_on_demand() -> None:
-    cheap = Pool(name="spot", nodes=nodes(4, prefix="s"), gpu_type="h", max_gpus_per_job=4, pricing="spot")
+    cheap = Pool(name="spot", nodes=equal_nodes(4, prefix="s"), gpu_type="h", max_gpus_per_job=4, pricing="spot")
     (start,) = schedule(Snapshot(pools=[cheap, pool(4)], waiting=[waiting("j", expected=5 * HOUR)], running=[]), now=NOW)
     assert isinstance(start, Start)
     assert start.pool == "p"
@@ -200,7 +201,7 @@ def test_the_gpus_of_a_job_that_is_being_stopped_are_expected_when_it_has_handed
 def test_a_pool_takes_the_classes_that_it_is_for_and_spot_falls_back_to_demand() -> None:
     large = dataclasses.replace(pool(4), name="large", takes=frozenset({"large"}))
     other = dataclasses.replace(pool(4), takes=frozenset({"lora"}))
-    cheap = Pool(name="spot", nodes=nodes(2, prefix="s"), gpu_type="h", max_gpus_per_job=2, pricing="spot")
+    cheap = Pool(name="spot", nodes=equal_nodes(2, prefix="s"), gpu_type="h", max_gpus_per_job=2, pricing="spot")
     job = dataclasses.replace(waiting("j", gpus=2, expected=9 * HOUR), spot=True, job_class="large")
     second = dataclasses.replace(job, job_id="k")
     snapshot = Snapshot(pools=[other, large, cheap], waiting=[job, second], running=[])

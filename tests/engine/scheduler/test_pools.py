@@ -12,7 +12,7 @@ import yaml
 
 from control_plane.capacity import configured_pools
 from engine.scheduler import pools
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 
 TYPES = ("h100-80gb", "h200-141gb", "local")
 SHIPPED = Path(__file__).parents[3] / "deploy" / "pools.yaml"
@@ -68,7 +68,7 @@ def test_evaluations_have_a_class_of_their_own_once_a_pool_names_it() -> None:
     judging = {"name": "judging", "gpu_type": "h200-141gb", "takes": ["evaluation"], "nodes": [{"count": 1, "gpus": 2}]}
     small, wide, own = read(SMALL, WIDE, judging)
     assert [pools.evaluation_class(given, "lora") for given in ((small, wide), (small, wide, own))] == ["lora", "evaluation"]
-    assert pools.taking((small, wide, own), "evaluation") == [own]
+    assert pools.pools_taking((small, wide, own), "evaluation") == [own]
     assert not any(pool.accepts("evaluation") for pool in (small, wide)) and not own.accepts("lora")
     everything = {key: value for key, value in SMALL.items() if key != "takes"}
     with pytest.raises(ValueError, match=r"small \(h100-80gb\) and judging \(h200-141gb\) both take class evaluation"):
@@ -111,29 +111,29 @@ def test_the_shipped_file_has_the_planned_gpus_in_three_pools() -> None:
 
 
 def test_a_drained_node_gives_nothing_now_but_narrows_nothing_for_ever() -> None:
-    pool = Pool(name="p", nodes=nodes(16), gpu_type="h100-80gb", max_gpus_per_job=16, reserved_gpus=4)
+    pool = Pool(name="p", nodes=equal_nodes(16), gpu_type="h100-80gb", max_gpus_per_job=16, reserved_gpus=4)
     half = replace(pool, nodes=(replace(pool.nodes[0], ready=False), pool.nodes[1]))
     assert (half.num_gpus, half.total_gpus) == (8, 16)
     assert (half.widest("premium"), half.widest("standard")) == (16, 12)
 
 
 def test_on_nodes_of_its_own_a_gang_of_a_lower_tier_is_as_wide_as_the_nodes_that_hold_no_reserved_gpu() -> None:
-    of = Pool(name="p", nodes=nodes(16), gpu_type="h100-80gb", max_gpus_per_job=16, reserved_gpus=4, packing="whole_node")
+    of = Pool(name="p", nodes=equal_nodes(16), gpu_type="h100-80gb", max_gpus_per_job=16, reserved_gpus=4, packing="whole_node")
     assert (of.widest("premium"), of.widest("standard")) == (16, 8)
-    assert replace(of, nodes=nodes(8), max_gpus_per_job=8).widest("standard") == 0
-    assert replace(of, nodes=nodes(20), reserved_gpus=0).widest("standard") == 16
+    assert replace(of, nodes=equal_nodes(8), max_gpus_per_job=8).widest("standard") == 0
+    assert replace(of, nodes=equal_nodes(20), reserved_gpus=0).widest("standard") == 16
 
 
 def test_a_gang_is_as_wide_as_a_node_or_the_equal_nodes_of_a_fabric() -> None:
-    assert pools.largest_gang(nodes(20)) == 16  # two of 8, and one of 4 that makes no part of them
-    assert pools.largest_gang(nodes(32, fabric="f", fabrics_of=1)) == 8
+    assert pools.largest_gang(equal_nodes(20)) == 16  # two of 8, and one of 4 that makes no part of them
+    assert pools.largest_gang(equal_nodes(32, fabric="f", fabrics_of=1)) == 8
     assert pools.largest_gang(()) == 0
 
 
 def test_spot_goes_first_only_for_long_jobs_that_ask_and_are_not_premium() -> None:
-    spot = Pool(name="cheap", nodes=nodes(64), gpu_type="h100-80gb", max_gpus_per_job=64, pricing="spot")
-    owned = Pool(name="owned", nodes=nodes(8, prefix="o"), gpu_type="h100-80gb", max_gpus_per_job=8, pricing="reserved")
-    dear = Pool(name="dear", nodes=nodes(16, prefix="d"), gpu_type="h100-80gb", max_gpus_per_job=16)
+    spot = Pool(name="cheap", nodes=equal_nodes(64), gpu_type="h100-80gb", max_gpus_per_job=64, pricing="spot")
+    owned = Pool(name="owned", nodes=equal_nodes(8, prefix="o"), gpu_type="h100-80gb", max_gpus_per_job=8, pricing="reserved")
+    dear = Pool(name="dear", nodes=equal_nodes(16, prefix="d"), gpu_type="h100-80gb", max_gpus_per_job=16)
     every = [owned, spot, dear]
     assert pools.may_use_spot(spot=True, tier="standard", expected_s=4 * 3600)
     assert not pools.may_use_spot(spot=True, tier="standard", expected_s=4 * 3600 - 1)
@@ -141,7 +141,7 @@ def test_spot_goes_first_only_for_long_jobs_that_ask_and_are_not_premium() -> No
     assert not pools.may_use_spot(spot=False, tier="free", expected_s=1e6)
 
     def names(**asked: Any) -> list[str]:
-        return [p.name for p in pools.in_order(every, tier="standard", kind="lora", **asked)]
+        return [p.name for p in pools.pools_in_order(every, tier="standard", kind="lora", **asked)]
 
     assert names(num_gpus=8) == ["owned", "dear"]
     assert names(num_gpus=8, spot=True) == ["cheap", "owned", "dear"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.scheduler.simulation import synthetic
 from control_plane.queue.simulation.cluster_simulation import Simulation
 from engine.scheduler import DEFAULT, Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting, schedule
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 from tests.engine.scheduler.queue_cases import HOUR, NOW, Job, play, pool
 
 TIERS = st.sampled_from(["premium", "standard", "standard", "free"])
@@ -207,7 +207,7 @@ def test_no_search_preempts_a_job_past_its_share(jobs: list[Waiting], held: list
 
 
 def test_a_pool_of_two_kinds_of_nodes_and_one_that_is_not_ready_holds_what_fits() -> None:
-    of = nodes(8, per_node=4, prefix="small") + tuple(replace(n, ready=False) for n in nodes(8, prefix="big"))
+    of = equal_nodes(8, per_node=4, prefix="small") + tuple(replace(n, ready=False) for n in equal_nodes(8, prefix="big"))
     mixed = Pool(name="p", nodes=of, gpu_type="local", max_gpus_per_job=8)
     job = Waiting(job_id="wide", tenant="t", tier="standard", num_gpus=8, queued_at=NOW, expected_s=60.0)
     (start,) = schedule(Snapshot(pools=[mixed], waiting=[job], running=[]), now=NOW)

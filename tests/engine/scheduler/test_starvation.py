@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from engine.scheduler import Rules, Running, Snapshot, Start, Wait, Waiting, order, schedule
-from engine.scheduler.order import factors
+from engine.scheduler import Rules, Running, Snapshot, Start, Wait, Waiting, schedule
+from engine.scheduler.order import factors, order
 from engine.scheduler.pools import Pool
 from tests.engine.scheduler.queue_cases import HOUR, NOW, pool, running, waiting
 

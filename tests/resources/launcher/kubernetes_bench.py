@@ -8,15 +8,15 @@ from contextlib import ExitStack
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from core.retries import RetryPolicy
 from core.workload import Kind, NodeShare, Workload
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from tests.support.kubernetes.kubernetes_api import Cluster, Key, Object, served
 from tests.support.kubernetes.kubernetes_nodes import Nodes
 
 NAME, TOKEN = "ftjob-1-a1", "an-attempts-token"
-FABRIC = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)
-SPOT = Pool(name="cheap", nodes=nodes(8, prefix="c"), gpu_type="h100-80gb", max_gpus_per_job=8, pricing="spot")
+FABRIC = Pool(name="fabric", nodes=equal_nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)
+SPOT = Pool(name="cheap", nodes=equal_nodes(8, prefix="c"), gpu_type="h100-80gb", max_gpus_per_job=8, pricing="spot")
 POOLS = {pool.name: pool for pool in (FABRIC, SPOT)}
 ABSENT, PENDING, RUNNING, EXITED, LOST = WorkloadPhase
 

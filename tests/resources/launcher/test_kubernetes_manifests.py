@@ -10,11 +10,11 @@ import pytest
 from control_plane.capacity import kueue
 from core.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Kind, NodeShare, Workload
 from engine.adapters.cluster import Manifest
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 from resources.launcher import kubernetes_manifests as manifests
 
-FABRIC = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)
-SPOT = Pool(name="cheap", nodes=nodes(16, prefix="c"), gpu_type="h100-80gb", max_gpus_per_job=16, pricing="spot", cpu_per_gpu=6)
+FABRIC = Pool(name="fabric", nodes=equal_nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)
+SPOT = Pool(name="cheap", nodes=equal_nodes(16, prefix="c"), gpu_type="h100-80gb", max_gpus_per_job=16, pricing="spot", cpu_per_gpu=6)
 
 
 def workload(*, num_nodes: int = 1, gpus: int = 8, name: str = "ftjob-1-a1") -> Workload:

@@ -14,7 +14,7 @@ from control_plane.tenants.rules import Tenant
 from core.errors import FtError
 from core.workload import Kind, NodeShare, Workload
 from engine.adapters.cluster import Manifest
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 from resources.launcher.kubernetes_api import BY_KIND, KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from resources.launcher.kubernetes_tenants import Reachable, TenantNamespaces, render
@@ -22,8 +22,8 @@ from tests.control_plane.capacity.test_kueue import definition
 from tests.support.kubernetes.kubernetes_api import Cluster, served
 from tests.support.kubernetes.kubernetes_nodes import Nodes
 
-SMALL = Pool(name="small", nodes=nodes(16, prefix="s"), gpu_type="h100-80gb", max_gpus_per_job=8)
-RESERVED = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32, reserved_gpus=32)
+SMALL = Pool(name="small", nodes=equal_nodes(16, prefix="s"), gpu_type="h100-80gb", max_gpus_per_job=8)
+RESERVED = Pool(name="fabric", nodes=equal_nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32, reserved_gpus=32)
 POOLS = [SMALL, RESERVED]
 NODE_LOCAL_DNS, PUBLIC_DNS = "169.254.20.10", ("1.1.1.1", "2606:4700:4700::1111")
 REACHABLE = Reachable(namespace="ft-platform", api_port=8000, store_networks=("10.1.0.0/16",), store_port=9000)

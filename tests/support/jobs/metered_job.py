@@ -20,10 +20,10 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from core.errors import Fault
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 
 AT = datetime(2026, 3, 10, 12, tzinfo=UTC)
-POOL = Pool(name="h100", nodes=nodes(8), gpu_type="h100-80gb", max_gpus_per_job=8)
+POOL = Pool(name="h100", nodes=equal_nodes(8), gpu_type="h100-80gb", max_gpus_per_job=8)
 
 
 def at_time(platform: Platform, now: datetime) -> Platform:

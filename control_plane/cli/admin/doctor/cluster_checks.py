@@ -15,7 +15,7 @@ from control_plane.composition import open_platform
 from control_plane.tenants import service as tenants
 from core.errors import Conflict
 from engine.adapters.cluster import DIGEST
-from engine.scheduler.pools import Pool
+from engine.scheduler import Pool
 from resources.launcher import on_kubernetes
 from resources.launcher.kubernetes_api import BY_KIND, CLUSTER_QUEUES, DEPLOYMENTS, NODES, PODS, Forbidden, KubernetesApi
 from resources.launcher.kubernetes_manifests import WORKLOAD

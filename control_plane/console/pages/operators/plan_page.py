@@ -19,7 +19,7 @@ from control_plane.planning.service import CapacityPlan
 from control_plane.planning.waits import Limits, Simulated
 from control_plane.tenants.rules import TIERS
 from core.errors import InvalidRequest
-from engine.scheduler.pools import JOB_CLASSES
+from engine.scheduler import JOB_CLASSES
 from engine.training import model_shapes
 
 ROWS = 6

@@ -26,7 +26,7 @@ from control_plane.platform.context import Platform
 from control_plane.queue.tables import reservations
 from control_plane.quotas import service as quotas
 from core.errors import Fault, FtError
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 from engine.training.failures import FailureClass
 from tests.support.jobs.failure_classes import CLASSES
 from tests.support.jobs.metered_job import AT, POOL, MeteredJob, at_time, metered_job
@@ -141,7 +141,7 @@ def test_a_type_of_gpu_without_a_price_is_billed_once_it_has_one(new_platform: C
 @pytest.mark.parametrize(("pricing", "owed"), [("on_demand", 4_000_000), ("spot", 2_000_000), ("reserved", 2_800_000)])
 def test_hours_cost_what_their_pool_is_whatever_the_job_asked_for(platform: Platform, pricing: Any, owed: int) -> None:
     job = metered_job(platform)
-    (usage,) = job.run(pool=Pool(name="p", nodes=nodes(8), gpu_type="h100-80gb", max_gpus_per_job=8, pricing=pricing))
+    (usage,) = job.run(pool=Pool(name="p", nodes=equal_nodes(8), gpu_type="h100-80gb", max_gpus_per_job=8, pricing=pricing))
     assert (usage.amount_micros, usage.list_micros, usage.pricing) == (owed, 4_000_000, pricing)
 
 

@@ -12,14 +12,14 @@ from control_plane.jobs.estimates.job_plan import Placed, check_frozen_parts, ch
 from control_plane.jobs.submission import JobRequest
 from core.base_models import BaseModel
 from core.errors import InvalidRequest
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 from engine.training import hyperparameters, methods, model_shapes, recipes
 from engine.training.hyperparameters import ModelFacts, PackFacts, Plan
 from engine.training.memory import GPUS
 from engine.training.spec import TrainingSpec
 
-H100 = Pool(name="large", nodes=nodes(64), gpu_type="h100-80gb", max_gpus_per_job=32)
-ONE = Pool(name="small", nodes=nodes(8), gpu_type="h100-80gb", max_gpus_per_job=1)
+H100 = Pool(name="large", nodes=equal_nodes(64), gpu_type="h100-80gb", max_gpus_per_job=32)
+ONE = Pool(name="small", nodes=equal_nodes(8), gpu_type="h100-80gb", max_gpus_per_job=1)
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "mistral-nemo", "qwen2.5-32b", "llama-3.1-70b")
 
 
@@ -177,7 +177,7 @@ def test_target_modules_are_layers_that_adapters_can_train_in_the_model() -> Non
 
 
 def test_a_plan_on_a_cpu_keeps_the_micro_batch_of_its_recipe() -> None:
-    local = Pool(name="local", nodes=nodes(1), gpu_type="local", max_gpus_per_job=1)
+    local = Pool(name="local", nodes=equal_nodes(1), gpu_type="local", max_gpus_per_job=1)
     facts = ModelFacts(id="demo-llama-3m", num_parameters=3_400_000, context_length=1024, digest="d" * 64)
     shape = model_shapes.of("demo-llama-3m", num_parameters=3_400_000)
     plan = hyperparameters.plan({}, facts)
@@ -186,7 +186,7 @@ def test_a_plan_on_a_cpu_keeps_the_micro_batch_of_its_recipe() -> None:
 
 
 def test_activations_are_recomputed_as_the_memory_estimate_says_also_on_a_cpu() -> None:
-    local = Pool(name="local", nodes=nodes(1), gpu_type="local", max_gpus_per_job=1)
+    local = Pool(name="local", nodes=equal_nodes(1), gpu_type="local", max_gpus_per_job=1)
     plan = planned("llama-3.2-1b", {"max_seq_len": 8192})
     found = Placed(plan=plan, fit=fit_on(local, plan, model_shapes.NAMED["llama-3.2-1b"]))
     assert not replace(plan, max_seq_len=512).gradient_checkpointing

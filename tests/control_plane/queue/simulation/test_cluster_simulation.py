@@ -14,13 +14,13 @@ from control_plane.queue.simulation.costs import Costs
 from control_plane.queue.simulation.outcome import Outcome
 from control_plane.queue.simulation.simulated_job import SimulatedJob
 from engine.scheduler import Decision, Preempt, Reason, Reservation, Snapshot, Start, Wait
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 
 NO_COSTS = Costs(save_s=0.0, load_s={"lora": 0.0, "large": 0.0, "full": 0.0})
 
 
 def pool(num_gpus: int, per_node: int = 8) -> Pool:
-    return Pool(name="gpus", nodes=nodes(num_gpus, per_node=per_node), gpu_type="h100-80gb", max_gpus_per_job=num_gpus)
+    return Pool(name="gpus", nodes=equal_nodes(num_gpus, per_node=per_node), gpu_type="h100-80gb", max_gpus_per_job=num_gpus)
 
 
 def job(

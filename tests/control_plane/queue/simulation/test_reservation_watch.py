@@ -9,13 +9,13 @@ from control_plane.queue.simulation.cluster_simulation import Simulation
 from control_plane.queue.simulation.reservation_watch import ReservationWatch
 from control_plane.queue.simulation.simulated_job import SimulatedJob
 from engine.scheduler import Decision, Reason, Reservation, Snapshot, Start, Wait
-from engine.scheduler.pools import Pool, nodes
+from engine.scheduler.pools import Pool, equal_nodes
 
 HEARD = 0.0
 
 
 def pool(*, reserved: int = 0) -> Pool:
-    return Pool(name="gpus", nodes=nodes(32), gpu_type="h100-80gb", max_gpus_per_job=32, reserved_gpus=reserved)
+    return Pool(name="gpus", nodes=equal_nodes(32), gpu_type="h100-80gb", max_gpus_per_job=32, reserved_gpus=reserved)
 
 
 def promise(at: float, *names: str) -> Reservation:
