@@ -25,7 +25,7 @@ from core.durable_files import sha256_of
 from core.errors import FtError, InvalidRequest
 from core.retries import RetryPolicy, with_retries
 from core.workload import Workload
-from engine.evals.run.run_status import EXIT_BAD_INPUT, EXIT_OK, HEARTBEAT_NAME, read_heartbeat, read_milestones, read_result
+from engine.evals import EVAL_EXIT_BAD_INPUT, EVAL_EXIT_OK, HEARTBEAT_NAME, read_eval_result, read_heartbeat, read_milestones
 
 STORE_RETRIES = RetryPolicy(give_up_s=600.0)
 """Time limit of storing the result. After it the attempt ends; the next one on this node finds every answer in the journal."""
@@ -117,7 +117,7 @@ class EvaluationSupervisor(WorkloadSupervisor):
             self._look()
         finally:
             group.kill()
-        if error is None and group.exit_code != EXIT_OK:
+        if error is None and group.exit_code != EVAL_EXIT_OK:
             reason = reason or self._wanted_stop()  # the signal reached the process, too
         if reason is not None or error is not None:
             said = None if reason in (None, OUTSIDE) else reason
@@ -126,12 +126,12 @@ class EvaluationSupervisor(WorkloadSupervisor):
 
     def _finished(self, code: int | None) -> Exit:
         """Store the result of a process that ended by itself, and say how it ended."""
-        if code == EXIT_OK:
+        if code == EVAL_EXIT_OK:
             evidence = self._evidence()
             with_retries(self._store, STORE_RETRIES)
             return Exit(exit_code=code, evidence=evidence, stop_reason=None)
         error = self._own_error() or FtError(f"it ended with exit code {code}", code=self.failed).to_dict()
-        return Exit(exit_code=code, evidence={REFUSED: code == EXIT_BAD_INPUT}, stop_reason=None, error=error)
+        return Exit(exit_code=code, evidence={REFUSED: code == EVAL_EXIT_BAD_INPUT}, stop_reason=None, error=error)
 
     def _evidence(self) -> Mapping[str, Any]:
         return {"sha256": sha256_of(self.result_file)}
@@ -143,7 +143,7 @@ class EvaluationSupervisor(WorkloadSupervisor):
     def _own_error(self) -> Mapping[str, Any] | None:
         """Return what the process found wrong, if it says so."""
         try:
-            return read_result(self.out_dir).get("error")
+            return read_eval_result(self.out_dir).get("error")
         except (FileNotFoundError, ValueError):
             return None
 
@@ -197,7 +197,7 @@ class ExportSupervisor(EvaluationSupervisor):
     failed = "export_failed"
 
     def _evidence(self) -> Mapping[str, Any]:
-        return read_result(self.out_dir)
+        return read_eval_result(self.out_dir)
 
     def _overdue(self) -> FtError | None:
         """Return why the process is stopped that is silent, or has had its time."""

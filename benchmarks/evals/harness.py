@@ -134,7 +134,7 @@ def write_task(directory: Path, shots: int) -> Path:
 
 def our_command(tasks: Path, shots: int, out: Path) -> dict[str, Any]:
     from engine.evals.run.run_file import EvalRun
-    from engine.evals.run.run_status import read_result
+    from engine.evals.run.run_status import read_eval_result
 
     run = EvalRun(
         base_model_dir=BASE, adapter_dir=None, golden=False, capability=(task_name(shots),), capability_limit=ITEMS, task_dirs=(tasks,),
@@ -142,7 +142,7 @@ def our_command(tasks: Path, shots: int, out: Path) -> dict[str, Any]:
     )  # fmt: skip
     run.write(out / "run.json")
     used = _timed([sys.executable, "-m", "engine.evals.run.runner", str(out / "run.json")])
-    scored = read_result(out)["scored"]["base"][f"capability/{task_name(shots)}"]
+    scored = read_eval_result(out)["scored"]["base"][f"capability/{task_name(shots)}"]
     return used | {"scores": {item.split("/")[1]: metrics["acc"] for item, metrics in scored.items()}}
 
 

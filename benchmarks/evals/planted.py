@@ -103,11 +103,11 @@ class Bench:
         )
         run.write(run_path := out / "run.json")
         code = runner.main([str(run_path)])
-        if code != run_file.EXIT_OK:
+        if code != run_status.EVAL_EXIT_OK:
             raise RuntimeError(f"the evaluation of {name} ended with {code}")
-        result = Review(decoding=run.decoding).complete(run_status.read_result(out), self.files.items)
-        self._known = {run_file.known_key(s["digest"], s["environment"]): s for s in (result["subjects"]["base"] or {}).values()}
-        built = report.build(
+        result = Review(decoding=run.decoding).complete(run_status.read_eval_result(out), self.files.items)
+        self._known = {run_file.known_answers_key(s["digest"], s["environment"]): s for s in (result["subjects"]["base"] or {}).values()}
+        built = report.build_report(
             result,
             self.files.items,
             method=methods.get("sft"),

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.evals.planted_data import OPENINGS, THINGS, TROUBLES, Exchange, messages, write_pack
 from engine.evals import config
-from engine.evals.run import run_file, run_status, runner
+from engine.evals.run import run_status, runner
 from engine.evals.run.run_file import EvalRun
 from engine.evals.scoring import report
 from engine.evals.scoring.report import EvalReport
@@ -95,14 +95,14 @@ def evaluate(directory: Path, name: str, adapter: Path) -> dict[str, Any]:
         out_dir=out,
     )
     run.write(run_path := out / "run.json")
-    if (code := runner.main([str(run_path)])) != run_file.EXIT_OK:
+    if (code := runner.main([str(run_path)])) != run_status.EVAL_EXIT_OK:
         raise RuntimeError(f"the evaluation of {name} ended with {code}")
-    return run_status.read_result(out)
+    return run_status.read_eval_result(out)
 
 
 def reported(result: Mapping[str, Any], items: Sequence[Item]) -> EvalReport:
     """The report of a result, as a job's own evaluation makes it."""
-    return report.build(
+    return report.build_report(
         result, items, method=methods.get("sft"), base_model="demo-llama-3m", base_digest="0" * 64, adapter_manifest_sha256="0" * 64
     )
 

@@ -26,7 +26,7 @@ from engine.adapters import promotion_rules
 from engine.adapters.package import Refusal
 from engine.adapters.record import FULL, AdapterRecord, parse_name
 from engine.adapters.stages import TRANSITIONS, Stage, check_transition
-from engine.evals.gate.verdict import QUARANTINED, Finding, Verdict
+from engine.evals import QUARANTINED, Finding, Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,8 +33,7 @@ from engine.adapters import package, tensors, whole_model
 from engine.adapters.package import Refusal
 from engine.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name, parse_name
 from engine.adapters.stages import Stage
-from engine.evals.gate.verdict import Verdict
-from engine.evals.scoring.report import EvalReport
+from engine.evals import EvalReport, Verdict
 
 MAX_PAGE = 100
 R = TypeVar("R", bound=AdapterRecord)

@@ -26,8 +26,7 @@ from core.storable_text import check_storable
 from engine.adapters.package import MANIFEST
 from engine.adapters.record import AdapterRecord, make_name
 from engine.adapters.stages import Stage
-from engine.evals.run import run_file
-from engine.evals.run.run_file import EvalRun
+from engine.evals import EvalRun, capability_id, known_answers_key, plain_suites
 
 KINDS_OF_ALL = ("golden", "safety", "capability")
 """Built-in suites: answers to them are not tenant data."""
@@ -87,20 +86,20 @@ def previous(platform: Platform, tenant: str, job: Job, base_digest: str) -> Pre
 
 def with_known(platform: Platform, run: EvalRun) -> EvalRun:
     """Return `run` with every cached answer of its base and its previous adapter."""
-    plain, _ = run_file.plain_suites(run)
-    capability = [run_file.capability_id(name) for name in run.capability]
+    plain, _ = plain_suites(run)
+    capability = [capability_id(name) for name in run.capability]
     known: dict[str, Mapping[str, Any]] = {}
     with platform.engine.connect() as conn:
         for subject in ("base", "previous"):
             if (digest := run.digests.get(subject)) is None:
                 continue
-            mine = eval_scores.c.subject_digest.startswith(run_file.known_key(digest, ""), autoescape=True)
+            mine = eval_scores.c.subject_digest.startswith(known_answers_key(digest, ""), autoescape=True)
             exact = sa.select(eval_scores).where(mine, eval_scores.c.suite_digest.in_([suite.digest for suite in plain]))
             rows = list(conn.execute(exact))
             for suite in capability:  # their digests are known once the harness has built them
                 newest = sa.select(eval_scores).where(mine, eval_scores.c.suite == suite).order_by(eval_scores.c.created_at.desc())
                 rows += conn.execute(newest.limit(NEWEST))
-            known[subject] = {run_file.known_key(row.suite_digest, row.scores["environment"]): row.scores for row in rows}
+            known[subject] = {known_answers_key(row.suite_digest, row.scores["environment"]): row.scores for row in rows}
     return replace(run, known=known)
 
 
@@ -115,7 +114,7 @@ def remember(platform: Platform, tenant: str, result: Mapping[str, Any]) -> None
             with contextlib.suppress(InvalidRequest):  # a weak model may answer with NUL characters, which the database refuses
                 check_storable(scores)
                 rows.append({
-                    "subject_digest": run_file.known_key(result["digests"][subject], section["environment"]),
+                    "subject_digest": known_answers_key(result["digests"][subject], section["environment"]),
                     "suite_digest": section["digest"], "suite": suite, "tenant_id": owner, "scores": scores, "created_at": platform.clock(),
                 })  # fmt: skip
     if rows:
@@ -130,5 +129,5 @@ def forget(conn: Connection, tenant: str, job_id: str) -> int:
         sa.select(adapters.c.manifest_sha256).where(adapters.c.job_id == job_id), sa.select(checkpoints.c.manifest_sha256).where(final)
     )
     digests = [subject_digest("", manifest) for manifest in conn.execute(manifests).scalars()]
-    own = sa.or_(sa.false(), *(eval_scores.c.subject_digest.contains(run_file.known_key(digest, "")) for digest in digests))
+    own = sa.or_(sa.false(), *(eval_scores.c.subject_digest.contains(known_answers_key(digest, "")) for digest in digests))
     return conn.execute(sa.delete(eval_scores).where(eval_scores.c.tenant_id == tenant, own)).rowcount

@@ -25,15 +25,26 @@ from core import layout
 from core.base_models import file_sha256
 from core.errors import IntegrityError, NotAdmitted
 from core.workload import Input, InputFile, Kind, Output, Workload
-from engine.evals.run import run_file
-from engine.evals.run.run_file import EvalRun
-from engine.evals.suites import task_files
+from engine.evals import (
+    DATA_NAME,
+    HOLDOUT_NAME,
+    KNOWN_NAME,
+    QUESTION_DIR,
+    RESULT_NAME,
+    SCORED_NAME,
+    STAGED_PATHS,
+    SUITES_DIR,
+    TASKS_NAME,
+    EvalRun,
+    plain_suites,
+    suite_data_files,
+)
 
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL: every answer is already in the journal."""
 TASKS_PREFIX = "eval_tasks"
 """Prefix of an operator's suites and their data, by digest."""
-STAGED = (*run_file.PATHS, "task_dirs", "known")
+STAGED = (*STAGED_PATHS, "task_dirs", "known")
 """Fields of the run file that the agent fills in from the inputs."""
 
 
@@ -62,7 +73,7 @@ def describe(platform: Platform, held: Claim, asked: Question) -> Workload:
     """Return the workload of an attempt; ``IntegrityError`` if the base model has changed."""
     run = {name: value for name, value in asdict(asked.run).items() if name not in STAGED}
     result = Output(
-        path=f"evals/{held.evaluation_id or 'own'}/{run_file.RESULT_NAME}", key=f"{attempts.output_prefix(held)}/{run_file.RESULT_NAME}"
+        path=f"evals/{held.evaluation_id or 'own'}/{RESULT_NAME}", key=f"{attempts.output_prefix(held)}/{RESULT_NAME}"
     )  # fmt: skip
     return Workload(
         name=held.workload,
@@ -94,12 +105,12 @@ def _inputs(platform: Platform, held: Claim, asked: Question) -> Iterator[Input]
     yield Input(name="validation_pack_dir", files=tuple(_validation_files(platform, asked.job)))
     own = f"{layout.eval_prefix(held.tenant, held.job_id)}/inputs"
     items = run.holdout.read_bytes() if run.holdout else b""
-    question = {run_file.HOLDOUT_NAME: items, run_file.KNOWN_NAME: json.dumps(run.known).encode()}
+    question = {HOLDOUT_NAME: items, KNOWN_NAME: json.dumps(run.known).encode()}
     suites = sorted(run.scored_suites.glob("*.jsonl")) if run.scored_suites else ()
-    question |= {f"{run_file.SCORED_NAME}/{path.name}": path.read_bytes() for path in suites}
-    yield Input(name=run_file.QUESTION_DIR, files=tuple(listed_files.put(objects, own, name, data) for name, data in question.items()))
+    question |= {f"{SCORED_NAME}/{path.name}": path.read_bytes() for path in suites}
+    yield Input(name=QUESTION_DIR, files=tuple(listed_files.put(objects, own, name, data) for name, data in question.items()))
     if run.capability:
-        yield Input(name=run_file.SUITES_DIR, files=tuple(_suites(platform, run)))
+        yield Input(name=SUITES_DIR, files=tuple(_suites(platform, run)))
 
 
 def _validation_files(platform: Platform, job: Job) -> Iterator[InputFile]:
@@ -114,10 +125,10 @@ def _suites(platform: Platform, run: EvalRun) -> Iterator[InputFile]:
     """Publish the operator's definitions of capability suites, and the data of those that are asked."""
     for number, directory in enumerate(run.task_dirs):
         for path in sorted(p for p in directory.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
-            yield _published(platform, path, f"{run_file.TASKS_NAME}/{number:03d}/{path.relative_to(directory)}")
-    for path in sorted(task_files.data_files(run.capability, run.task_dirs, run.data_dir)):
+            yield _published(platform, path, f"{TASKS_NAME}/{number:03d}/{path.relative_to(directory)}")
+    for path in sorted(suite_data_files(run.capability, run.task_dirs, run.data_dir)):
         assert run.data_dir is not None
-        yield _published(platform, path, f"{run_file.DATA_NAME}/{path.relative_to(run.data_dir)}")
+        yield _published(platform, path, f"{DATA_NAME}/{path.relative_to(run.data_dir)}")
 
 
 def _published(platform: Platform, path: Path, name: str) -> InputFile:
@@ -130,7 +141,7 @@ def _published(platform: Platform, path: Path, name: str) -> InputFile:
 
 def show_plan(platform: Platform, held: Claim, run: EvalRun, *, num_subjects: int) -> None:
     """Show how much a job's own evaluation asks before its process says so; only that knows the requests of capability suites."""
-    suites = run_file.plain_suites(run)[0]
+    suites = plain_suites(run)[0]
     total = None if run.capability else num_subjects * sum(len(suite.requests) for suite in suites)
     if held.evaluation_id is None:
         with platform.engine.begin() as conn:
@@ -154,7 +165,7 @@ def result(platform: Platform, tenant: str, job_id: str, evaluation_id: str | No
         row = conn.execute(query).one_or_none()
     if row is None:
         raise NotAdmitted(f"job {job_id} holds no reservation for this evaluation, and has no result of it; the scheduler starts it")
-    key = f"{layout.attempt_prefix(tenant, job_id, row.attempt)}/outputs/{run_file.RESULT_NAME}"
+    key = f"{layout.attempt_prefix(tenant, job_id, row.attempt)}/outputs/{RESULT_NAME}"
     data = platform.objects.get_bytes(key)
     if hashlib.sha256(data).hexdigest() != row.exit["evidence"]["sha256"]:
         raise IntegrityError(f"object {key} is not the result that was stored; restore it from a backup")

@@ -9,7 +9,7 @@ from control_plane.jobs.submission import JobRequest, adapter_of
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from core.errors import NotFound
-from engine.evals.gate.advice import Advice, LastRun
+from engine.evals import Advice, LastRun
 from engine.training.failures import Outcome
 
 LOWER = 1 / 3

@@ -19,12 +19,7 @@ from control_plane.platform.pagination import Page
 from control_plane.platform.protocols import Tables
 from core import layout
 from core.errors import InvalidRequest, NotFound
-from engine.evals.config import EvalConfig
-from engine.evals.gate.advice import Advice, combined
-from engine.evals.gate.verdict import Finding, Verdict
-from engine.evals.run import run_file
-from engine.evals.scoring import report
-from engine.evals.scoring.report import EvalReport
+from engine.evals import RESULT_NAME, SAMPLES_NAME, Advice, EvalConfig, EvalReport, Finding, Verdict, combined_changes, score_table
 
 MAX_PAGE = 200
 SCORES, GATE_RULES = "evaluation/scores.json", "evaluation/gate.json"
@@ -65,7 +60,7 @@ class Evaluated:
     @property
     def next_run(self) -> Mapping[str, float]:
         """Hyperparameters that combine the advice."""
-        return combined(self.advice)
+        return combined_changes(self.advice)
 
     @property
     def samples_key(self) -> str:
@@ -75,7 +70,7 @@ class Evaluated:
     def files(self) -> dict[str, bytes]:
         """Return report and verdict for people, without any row of the tenant's data."""
         bare = replace(self, report=replace(self.report, samples=()))
-        page = f"{report.markdown_table(bare.report)}\n\n{self.verdict_markdown}\n"
+        page = f"{score_table(bare.report)}\n\n{self.verdict_markdown}\n"
         return {"evaluation/report.json": health.as_json(bare.to_dict()), "evaluation/report.md": page.encode()}
 
     @property
@@ -120,12 +115,12 @@ def report_key(tenant: str, job_id: str) -> str:
 
 def samples_key(report: str) -> str:
     """Return the key of every item with every subject's answer, one JSON per line, beside the report of this key."""
-    return f"{report.rpartition('/')[0]}/{run_file.SAMPLES_NAME}"
+    return f"{report.rpartition('/')[0]}/{SAMPLES_NAME}"
 
 
 def result_key(report: str) -> str:
     """Return the key of the evaluation's result file, beside the report of this key."""
-    return f"{report.rpartition('/')[0]}/{run_file.RESULT_NAME}"
+    return f"{report.rpartition('/')[0]}/{RESULT_NAME}"
 
 
 def verdicts_prefix(report: str) -> str:

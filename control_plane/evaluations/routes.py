@@ -26,7 +26,7 @@ from control_plane.jobs.results import metric_lines
 from control_plane.jobs.service import measured_by
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page
-from engine.evals.suites import task_files
+from engine.evals import list_suites
 
 router = APIRouter(tags=["fine_tuning"])
 adapters_router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
@@ -151,7 +151,7 @@ def release_of_tenant(
 def list_capability_suites(platform: PlatformDep, _: Reader) -> ListOf[schemas.CapabilitySuite]:
     """List the capability suites that jobs may name in `eval_config.capability`, with the reason for those that are not ready."""
     settings = platform.settings
-    found = task_files.listing(settings.eval_task_dirs, settings.eval_data_dir)
+    found = list_suites(settings.eval_task_dirs, settings.eval_data_dir)
     return ListOf(data=[schemas.CapabilitySuite(**asdict(suite), default=suite.name in settings.eval_suites) for suite in found])
 
 

@@ -13,9 +13,7 @@ from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import GIB, Limits, run_sandboxed
 from core.errors import FtError, Unavailable
-from engine.evals.scoring.scores import SCHEMA_VALID
-from engine.evals.suites.answer_reader import AnswerReader
-from engine.evals.suites.suite_items import HOLDOUT, Item
+from engine.evals import HOLDOUT, SCHEMA_VALID, AnswerReader, Item
 
 CHECKER = "control_plane.sandbox.task_schemas"
 LIMITS = Limits(wall_s=60.0, memory_bytes=GIB)

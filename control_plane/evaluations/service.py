@@ -40,9 +40,7 @@ from core.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceed
 from core.workload import Kind
 from engine.adapters.record import LORA, AdapterRecord
 from engine.adapters.stages import Stage
-from engine.evals import config as eval_config
-from engine.evals.config import EvalConfig
-from engine.evals.suites import task_files
+from engine.evals import EvalConfig, check_suites, parse_eval_config
 
 GATE, MONITOR, MANUAL = "gate", "monitor", "manual"
 QUEUED, RUNNING, FAILED = "queued", "running", "failed"
@@ -106,7 +104,7 @@ def request(
             return known
         if kind == MANUAL:
             settings = platform.settings
-            task_files.check(requested.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
+            check_suites(requested.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
             _check_limit(conn, tenant)
         values = wanted | {
             "id": f"ev-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "job_id": record.job_id, "base_model": record.base_model,
@@ -234,4 +232,4 @@ def _held(held: Evaluation) -> sa.ColumnElement[bool]:
 
 def rules_of(job_request: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> EvalConfig:
     """Return the rules of an evaluation: those of the adapter's job, overridden by its own."""
-    return eval_config.parse({**((job_request or {}).get("eval_config") or {}), **(own or {})})
+    return parse_eval_config({**((job_request or {}).get("eval_config") or {}), **(own or {})})

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from engine.evals.suites.answer_metrics import bleu, common_subsequence, rouge_l, words
+from engine.evals import answer_words, bleu, common_subsequence, rouge_l
 
 GLEU_ORDER = 4
 
@@ -23,13 +23,13 @@ def fuzzy_match(output: str, reference: str) -> float:
 
 def gleu(output: str, reference: str) -> float:
     """Google-BLEU: the smaller of precision and recall over all sequences of one to four words."""
-    got, wanted = ([n for size in range(1, GLEU_ORDER + 1) for n in _sequences(words(text), size)] for text in (output, reference))
+    got, wanted = ([n for size in range(1, GLEU_ORDER + 1) for n in _sequences(answer_words(text), size)] for text in (output, reference))
     return _shared(got, wanted) / max(len(got), len(wanted)) if got and wanted else 0.0
 
 
 def rouge_n(size: int, output: str, reference: str) -> float:
     """F-measure over sequences of `size` words."""
-    got, wanted = _sequences(words(output), size), _sequences(words(reference), size)
+    got, wanted = _sequences(answer_words(output), size), _sequences(answer_words(reference), size)
     return 2 * _shared(got, wanted) / (len(got) + len(wanted)) if got and wanted else 0.0
 
 

@@ -35,7 +35,7 @@ from core.base_models import BaseModel
 from core.errors import Conflict, InvalidRequest
 from core.telemetry import provenance
 from engine.adapters.stages import Stage
-from engine.evals import config as eval_config
+from engine.evals import EvalConfig, parse_eval_config
 from engine.training.spec import TrainingSpec
 
 DIRTY = "-dirty"
@@ -152,8 +152,8 @@ def _rest(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"auto_promote": True} | {k: v for k, v in body.items() if k not in COMPARED_OTHERWISE and v is not None}
 
 
-def _judged(body: Mapping[str, Any]) -> eval_config.EvalConfig:
-    judged = eval_config.parse(body.get("eval_config"))
+def _judged(body: Mapping[str, Any]) -> EvalConfig:
+    judged = parse_eval_config(body.get("eval_config"))
     return replace(judged, mode="gate") if judged.mode == "experiment" else judged
 
 

@@ -24,7 +24,7 @@ from control_plane.serving.rollout import FAILED
 from control_plane.tenants.service import find_tenant
 from core.errors import Conflict, QuotaExceeded
 from engine.adapters.stages import Stage
-from engine.evals import config as eval_config
+from engine.evals import parse_eval_config
 from engine.scheduler import job_class
 from engine.training.cost_model import Cost
 from engine.training.spec import TrainingSpec
@@ -52,7 +52,7 @@ def mark_packed(
         job = locked(conn, job_id, tenant_id=tenant)
         waits, now = job.state is JobState.VALIDATING, platform.clock()
         model = platform.models.get_pinned(job.model, job.base_digest)
-        rules = eval_config.parse((job.request or {}).get("eval_config"))
+        rules = parse_eval_config((job.request or {}).get("eval_config"))
         evaluation_s = expected_time.evaluation_s(model, rules.replicas)
         evaluation_gpus = job_plan.evaluation_gpus(
             configured_pools.planned(platform),

@@ -43,8 +43,7 @@ from core.base_models import BaseModel
 from core.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
 from core.telemetry import spans
 from engine.data import mixture
-from engine.evals import config as eval_config
-from engine.evals.suites import task_files
+from engine.evals import check_suites, parse_eval_config
 
 
 class Submitted(NamedTuple):
@@ -165,8 +164,8 @@ def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved
     on_base = replace(on_base, eval_config=scored_suites.pinned(platform, tenant, on_base.eval_config))
     model = platform.models.check_submittable(on_base.model, today=platform.clock().date())
     placed = job_plan.placed(platform, on_base, model, tier=request.tier or get_tenant(platform, tenant).tier)
-    settings, evaluated = platform.settings, eval_config.parse(request.eval_config)
-    task_files.check(evaluated.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
+    settings, evaluated = platform.settings, parse_eval_config(request.eval_config)
+    check_suites(evaluated.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
     expected = expected_time.of_request(platform, tenant, on_base, model, placed)
     return _Resolved(request=on_base, model=model, warm_start=warm_start, recipe=placed.plan.recipe.label, expected=expected)
 

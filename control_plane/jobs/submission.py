@@ -19,7 +19,7 @@ from core.errors import InvalidRequest, did_you_mean
 from core.storable_text import check_storable
 from engine.data import mixture
 from engine.data.mixture import MixedFile
-from engine.evals import config as eval_config
+from engine.evals import parse_eval_config
 from engine.training.methods import registered
 from engine.training.recipes import ADAPTERS, AdapterKind
 from engine.training.requested_hyperparameters import LIMITS, checked, checked_hardware
@@ -109,7 +109,7 @@ class JobRequest:
         method = ALIASES.get(name, name)
         checked(hyperparameters, method=method)
         checked_hardware(given.get("hardware"))
-        if eval_config.parse(given.get("eval_config")).mode == "experiment":
+        if parse_eval_config(given.get("eval_config")).mode == "experiment":
             given = {"auto_promote": False, **given}
         _check_integrations(given.get("integrations"))
         mixed = mixture.parse(given[mixture.FIELD]) if mixture.FIELD in given else ()

@@ -14,7 +14,7 @@ import jsonschema_rs
 
 from control_plane.sandbox.sandbox_child import main
 from engine.data.blocks.pass_progress import Progress
-from engine.evals.suites.answer_metrics import NOT_JSON, parse_json
+from engine.evals import NOT_JSON, parse_json
 
 
 def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:  # noqa: ARG001 (it has no parts to tell of)

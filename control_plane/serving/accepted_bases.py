@@ -12,7 +12,7 @@ from control_plane.adapters.tables import adapters
 from control_plane.evaluations.tables import evaluations
 from core.base_models import Catalogue
 from engine.adapters.record import AdapterRecord
-from engine.evals.gate.verdict import PASSED
+from engine.evals import PASSED
 
 SUCCEEDED = "succeeded"
 """State of an evaluation with a verdict."""

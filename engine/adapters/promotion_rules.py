@@ -29,7 +29,7 @@ from engine.adapters.package import Refusal
 from engine.adapters.record import FULL, AdapterRecord
 from engine.adapters.stages import TRANSITIONS, Stage
 from engine.adapters.whole_model import OWN_SERVER
-from engine.evals.gate.verdict import Finding
+from engine.evals import Finding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -124,7 +124,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def parse(data: Mapping[str, Any] | None) -> EvalConfig:
+def parse_eval_config(data: Mapping[str, Any] | None) -> EvalConfig:
     """Parses a request's ``eval_config``; refuses an unknown key or a value out of limits by name."""
     given = dict(data or {})
     known = {f.name for f in fields(EvalConfig)}
@@ -147,7 +147,7 @@ def parse(data: Mapping[str, Any] | None) -> EvalConfig:
     return EvalConfig(**given)
 
 
-def short(config: EvalConfig) -> EvalConfig:
+def short_config(config: EvalConfig) -> EvalConfig:
     """Returns the suites needed before a promotion: if rules block all, else the application check, golden, holdout and validation."""
     if config.blocks:
         return config

@@ -32,8 +32,7 @@ from core import layout
 from core.errors import Conflict, FtError
 from engine.adapters.record import AdapterRecord
 from engine.adapters.stages import Stage
-from engine.evals.config import EvalConfig
-from engine.evals.gate.verdict import PASSED
+from engine.evals import PASSED, EvalConfig
 from ft_assets.evals import step
 from ft_assets.evals.step import Judged
 

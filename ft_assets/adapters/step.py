@@ -28,7 +28,7 @@ from engine.adapters.package import Refusal
 from engine.adapters.record import LORA
 from engine.adapters.stages import Stage
 from engine.adapters.whole_model import OWN_SERVER
-from engine.evals.config import EvalConfig
+from engine.evals import EvalConfig
 from ft_assets.evals.step import fetch_final
 
 

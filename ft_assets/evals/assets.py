@@ -7,7 +7,7 @@ import dagster as dg
 
 from control_plane.evaluations.reports import GATE_RULES, SCORES, Evaluated
 from control_plane.platform.context import Platform
-from engine.evals.scoring.report import markdown_table
+from engine.evals import score_table
 from ft_assets.evals import step
 from ft_assets.partitions import JOBS
 from ft_assets.platform_resource import PlatformResource, check, job_metadata, job_step, table
@@ -31,7 +31,7 @@ def evaluation_metadata(platform: Platform, evaluated: Evaluated) -> Mapping[str
     """Return the metadata of an evaluation with a report: scores, the gate's rules, advice, and where report and samples are stored."""
     report, tables = evaluated.report, evaluated.tables
     return {
-        "scores": dg.MetadataValue.md(markdown_table(report)),
+        "scores": dg.MetadataValue.md(score_table(report)),
         "score_table": table(tables.get(SCORES, ())),
         "verdict": dg.MetadataValue.md(evaluated.verdict_markdown),
         "gate_table": table(tables.get(GATE_RULES, ())),

@@ -47,15 +47,29 @@ from core.telemetry import correlation
 from core.workload import Kind, Workload
 from engine.adapters import package
 from engine.data.tokens.call_form import CallForm
-from engine.evals import config
-from engine.evals.gate import gates
-from engine.evals.gate.advice import LastRun, advise
-from engine.evals.run.run_file import EvalRun
-from engine.evals.scoring import report
-from engine.evals.scoring.judge import JudgeSettings
-from engine.evals.scoring.review import Review, Verdicts
-from engine.evals.suites import answer_metrics, safety, suite_items
-from engine.evals.suites.answer_reader import AnswerReader
+from engine.evals import (
+    BUILTIN_CLASSIFIER,
+    METRICS,
+    AnswerReader,
+    Decoding,
+    EvalConfig,
+    EvalRun,
+    Item,
+    JudgeSettings,
+    LastRun,
+    Review,
+    Verdicts,
+    advise,
+    build_report,
+    classifier_id,
+    holdout_items,
+    is_literal,
+    judge,
+    parse_eval_config,
+    sample_rows,
+    short_config,
+    write_items,
+)
 from engine.training import methods
 from engine.training.checkpoints import manifest_digest, verify
 from ft_assets.datasets.pack_cache import fetch_pack
@@ -81,7 +95,7 @@ class Judged:
     base_dir: Path
     base_digest: str
     """Digest of the bytes in `base_dir`, verified by the caller: need not be those that the job was trained on."""
-    eval_config: config.EvalConfig
+    eval_config: EvalConfig
     key: str
     """Object key of the report; samples and raw answers are stored beside it."""
     compare: bool = True
@@ -115,12 +129,12 @@ def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *
     return run_evaluation(platform, launcher, tenant, job_id, judged, retries=retries)
 
 
-def _own_rules(platform: Platform, job: Job, weights: StoredWeights) -> config.EvalConfig:
+def _own_rules(platform: Platform, job: Job, weights: StoredWeights) -> EvalConfig:
     """Returns the questions of a job's own evaluation; a whole model is evaluated only this once, and so completely."""
-    rules = config.parse(job.request.get("eval_config"))
+    rules = parse_eval_config(job.request.get("eval_config"))
     manifest = platform.objects.get_bytes(f"{weights.prefix}/{package.MANIFEST}")
     is_adapter = package.CONFIG in package.manifest_files(manifest, sha256=weights.manifest_sha256)
-    return config.short(rules) if is_adapter else rules
+    return short_config(rules) if is_adapter else rules
 
 
 def run_evaluation(
@@ -152,8 +166,8 @@ def run_evaluation(
     result = with_schema_verdicts(platform, judged.tenant, result, items, reader=reader)
     result = scored_suites.with_scores(result, suites, reader=reader)
     answer_cache.remember(platform, judged.tenant, result)
-    metric = requested.task_metric if requested.task_metric in answer_metrics.METRICS else None
-    built = report.build(
+    metric = requested.task_metric if requested.task_metric in METRICS else None
+    built = build_report(
         result,
         items,
         method=methods.get(judged.job.method),
@@ -166,7 +180,7 @@ def run_evaluation(
         own=own,
         reader=reader,
     )
-    verdict = gates.judge(built, requested, safety_policy=platform.settings.safety_policy)
+    verdict = judge(built, requested, safety_policy=platform.settings.safety_policy)
     lines = metric_lines(platform, judged.job.id)
     evaluated = Evaluated(
         report=built,
@@ -174,7 +188,7 @@ def run_evaluation(
         advice=tuple(advise(lines, report=built, verdict=verdict, run=_last_run(platform, judged.job))),
         key=judged.key,
     )
-    rows = report.sample_rows(result, items, metric=metric, own=own, reader=reader)
+    rows = sample_rows(result, items, metric=metric, own=own, reader=reader)
     platform.objects.put_bytes(evaluated.samples_key, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     platform.objects.put_bytes(result_key(judged.key), json.dumps(result).encode())
     platform.objects.put_bytes(evaluated.key, json.dumps(evaluated.to_dict()).encode())
@@ -204,7 +218,7 @@ def _unless_refused(platform: Platform, launcher: Launcher, held: Claim | None, 
         raise
 
 
-def _with_items(platform: Platform, judged: Judged) -> tuple[Judged, list[suite_items.Item], Sequence[Asked]]:
+def _with_items(platform: Platform, judged: Judged) -> tuple[Judged, list[Item], Sequence[Asked]]:
     """Returns it with the job's held-out items and the tenant's scored suites; without items that expect calls that cannot be read."""
     rows = validation_rows(platform, judged.tenant, judged.job)
 
@@ -214,12 +228,10 @@ def _with_items(platform: Platform, judged: Judged) -> tuple[Judged, list[suite_
 
     asked = scored_suites.asked(platform, judged.tenant, judged.eval_config)
     readable_suites = [replace(s, entries=[e for e in s.entries if not e.item.calls or readable()]) for s in asked]
-    return judged, suite_items.holdout_items(rows, limit=judged.eval_config.max_items, calls=readable), readable_suites
+    return judged, holdout_items(rows, limit=judged.eval_config.max_items, calls=readable), readable_suites
 
 
-def _answer(
-    platform: Platform, launcher: Launcher, held: Claim, judged: Judged, items: list[suite_items.Item], suites: Sequence[Asked]
-) -> None:
+def _answer(platform: Platform, launcher: Launcher, held: Claim, judged: Judged, items: list[Item], suites: Sequence[Asked]) -> None:
     """Starts the workload or adopts it, and waits until its attempt has ended."""
     correlation.bind(attempt=held.attempt)
 
@@ -245,7 +257,7 @@ def _answer(
 def _reviewed(
     platform: Platform,
     judged: Judged,
-    items: Sequence[suite_items.Item],
+    items: Sequence[Item],
     result: Mapping[str, Any],
     *,
     reader: AnswerReader,
@@ -268,10 +280,10 @@ def _reviewed(
     def review() -> Mapping[str, Any]:
         known.update(store.read())
         reviewers = Review(
-            classifier=platform.settings.safety_classifier or safety.BUILTIN,
+            classifier=platform.settings.safety_classifier or BUILTIN_CLASSIFIER,
             judge=_judge(platform.settings, judged.eval_config, reader.items(items), _compared(platform, judged)),
             reader=reader,
-            decoding=suite_items.Decoding.limited(judged.eval_config.max_new_tokens),
+            decoding=Decoding.limited(judged.eval_config.max_new_tokens),
             known=known,
             keep=keep,
             begin=progress.show,
@@ -288,13 +300,11 @@ def _reviewed(
     return found
 
 
-def _question(
-    platform: Platform, judged: Judged, scratch: Path, items: list[suite_items.Item], suites: Sequence[Asked]
-) -> workloads.Question:
+def _question(platform: Platform, judged: Judged, scratch: Path, items: list[Item], suites: Sequence[Asked]) -> workloads.Question:
     """Returns what is asked, with every answer that is known already; the files in `scratch` are this machine's."""
-    suite_items.write_items(items, scratch / "holdout.jsonl")
+    write_items(items, scratch / "holdout.jsonl")
     for one in suites:
-        suite_items.write_items(one.items, scratch / "suites" / f"{one.suite.reference}.jsonl")
+        write_items(one.items, scratch / "suites" / f"{one.suite.reference}.jsonl")
     requested = judged.eval_config
     previous = answer_cache.previous(platform, judged.tenant, judged.job, judged.base_digest) if judged.compare else None
     run = EvalRun(
@@ -306,7 +316,8 @@ def _question(
         validation_pack_dir=_validation_packs(platform, judged, scratch / "packs"),
         max_new_tokens=requested.max_new_tokens,
         max_items=requested.max_items,
-        replicas=config.parse(judged.job.request.get("eval_config")).replicas,  # the reservation's, whatever an ordered evaluation asks
+        # The reservation's, whatever an ordered evaluation asks:
+        replicas=parse_eval_config(judged.job.request.get("eval_config")).replicas,
         vllm_python=platform.settings.eval_vllm_python,
         out_dir=scratch,
     )
@@ -338,7 +349,7 @@ def _compared(platform: Platform, judged: Judged) -> tuple[str | None, ...]:
     return judged.base_model, platform.models.card(judged.base_model).repo, (judged.job.metadata or {}).get(GENERATED_BY)
 
 
-def _with_suites(run: EvalRun, settings: Settings, requested: config.EvalConfig) -> EvalRun:
+def _with_suites(run: EvalRun, settings: Settings, requested: EvalConfig) -> EvalRun:
     """Returns `run` with the suites besides the job's own items, by the operator's settings and the job's wishes.
 
     1. Capability suites that the job names, else the operator's.
@@ -351,16 +362,14 @@ def _with_suites(run: EvalRun, settings: Settings, requested: config.EvalConfig)
         task_dirs=settings.eval_task_dirs,
         data_dir=settings.eval_data_dir,
         safety=bool(settings.safety_classifier) and "safety" not in requested.skip,
-        classifier=safety.classifier_id(settings.safety_classifier or safety.BUILTIN),
+        classifier=classifier_id(settings.safety_classifier or BUILTIN_CLASSIFIER),
     )
 
 
-def _judge(
-    settings: Settings, requested: config.EvalConfig, items: Sequence[suite_items.Item], compared: Sequence[str | None]
-) -> JudgeSettings | None:
+def _judge(settings: Settings, requested: EvalConfig, items: Sequence[Item], compared: Sequence[str | None]) -> JudgeSettings | None:
     """Returns the judge, if the operator has configured one and the job wants one; by default only if answers are free text, which no
     metric understands."""
-    free_text = bool(items) and not suite_items.is_literal(items)
+    free_text = bool(items) and not is_literal(items)
     wanted = free_text if requested.judge is None else requested.judge
     if not settings.judge_url or "judge" in requested.skip or not wanted:
         return None

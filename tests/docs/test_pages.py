@@ -144,7 +144,7 @@ def test_the_documented_task_is_a_capability_suite(tmp_path: Path) -> None:
     row = json.dumps({"question": "May I return it?", "choices": ["yes", "no"], "answer": 0}) + "\n"
     for name in ("questions.jsonl", "examples.jsonl"):
         (tmp_path / "returns" / name).write_text(row)
-    task_files.check(["returns_policy"], [tmp_path], None)
+    task_files.check_suites(["returns_policy"], [tmp_path], None)
 
 
 def test_the_documented_error_is_one_as_the_api_sends_it() -> None:

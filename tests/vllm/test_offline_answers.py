@@ -47,9 +47,9 @@ def environments(result: Mapping[str, Any]) -> dict[str, set[str]]:
 
 def test_vllm_answers_as_transformers_does_and_the_result_says_which_engine_it_was(run: EvalRun, vllm_python: Path) -> None:
     code, plain = evaluate(run)
-    assert code == run_status.EXIT_OK and plain["engine"] == {"name": "transformers", "why": ""}
+    assert code == run_status.EVAL_EXIT_OK and plain["engine"] == {"name": "transformers", "why": ""}
     code, found = evaluate(replace(run, vllm_python=str(vllm_python), out_dir=run.out_dir.with_name("vllm")))
-    assert code == run_status.EXIT_OK, found
+    assert code == run_status.EVAL_EXIT_OK, found
     assert found["engine"]["name"].startswith("vllm 0.") and not found["engine"]["why"]
     assert answers(found) == answers(plain)
     assert answers(found)["base"]["holdout"] != answers(found)["adapter"]["holdout"] != answers(found)["previous"]["holdout"]
@@ -72,5 +72,5 @@ def test_an_adapter_that_vllm_refuses_has_transformers_answer_for_both(run: Eval
     config.write_text(json.dumps({**json.loads(config.read_text()), "bias": "lora_only"}))
     asked = replace(run, vllm_python=str(vllm_python), previous_adapter_dir=None, safety=False, capability=(), out_dir=run.out_dir / "r")
     code, found = evaluate(asked)
-    assert code == run_status.EXIT_OK, found
+    assert code == run_status.EVAL_EXIT_OK, found
     assert found["engine"]["name"] == "transformers" and "ias" in found["engine"]["why"]

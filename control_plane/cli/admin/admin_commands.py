@@ -95,10 +95,10 @@ def add_rows(
     file: Annotated[Path, typer.Argument(help="Your copy of the published file, .parquet or .jsonl.", exists=True, dir_okay=False)],
 ) -> Any:
     """Put the rows of a capability suite into FT_EVAL_DATA, after a check of their columns. Nothing is downloaded."""
-    from engine.evals.suites import task_files
+    from engine.evals import add_suite_rows
 
     settings = platform.settings
-    place, rows = task_files.add_rows(name, split, file, task_dirs=settings.eval_task_dirs, data_dir=settings.eval_data_dir)
+    place, rows = add_suite_rows(name, split, file, task_dirs=settings.eval_task_dirs, data_dir=settings.eval_data_dir)
     return {"name": name, "split": split, "rows": rows, "file": str(place)}
 
 

@@ -12,7 +12,7 @@ from control_plane.console.documents.charts import curves, interval_bar
 from control_plane.console.documents.differences import marked
 from control_plane.console.jinja_environment import document
 from core.storable_text import shown_answer
-from engine.evals.suites.suite_items import SCORED
+from engine.evals import SCORED_PREFIX
 
 IN_NATS = frozenset({"perplexity", "preference_margin"})
 """Metrics whose intervals are not shares: each has its own scale."""
@@ -121,7 +121,9 @@ def _row(score: Mapping[str, Any], reach: float, report: Mapping[str, Any]) -> M
         "share": share,
         "lower": lower,
         "minor": minor,
-        "name": "mean over suites" if score["suite"] == "capability" else score["suite"].removeprefix("capability/").removeprefix(SCORED),
+        "name": "mean over suites"
+        if score["suite"] == "capability"
+        else score["suite"].removeprefix("capability/").removeprefix(SCORED_PREFIX),
     }
 
 

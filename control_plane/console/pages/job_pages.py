@@ -33,7 +33,7 @@ from control_plane.queue.status.messages import waiting_line
 from core.errors import NotFound
 from engine.adapters.promotion_rules import Releasability
 from engine.adapters.stages import Stage
-from engine.evals.gate.advice import combined
+from engine.evals import combined_changes
 from engine.training.failures import Outcome
 
 JOBS = "/console/jobs"
@@ -124,7 +124,7 @@ def _failure(page: Page, job: Job) -> Failure | None:
             verdict = reports.load_evaluated(page.platform, page.tenant, job.measured_by).verdict
             reasons = [finding.sentence for finding in verdict.failed]
     return Failure(
-        code=code, message=message, next_step=step, row=row, advice=[one.message for one in found], changes=combined(found),
+        code=code, message=message, next_step=step, row=row, advice=[one.message for one in found], changes=combined_changes(found),
         reasons=reasons,
         text=previews.row_text(page.platform, page.tenant, job.dataset_id, row) if row and job.dataset_id else "",
     )  # fmt: skip
@@ -203,7 +203,7 @@ def cancel(page: PageDep, tenant: Writer, job_id: str) -> Response:
 def retry(page: PageDep, tenant: Writer, job_id: str) -> Response:
     """Submit a job again, with the changes that the advice for its next run names. A second click finds the job of the first."""
     job = jobs.row(page.platform, tenant, job_id)
-    asked = next_run.request(job, combined(next_run.advice(page.platform, tenant, job)))
+    asked = next_run.request(job, combined_changes(next_run.advice(page.platform, tenant, job)))
     made = jobs.submit(page.platform, tenant, asked, Attempt(received_at=page.platform.clock()))
     return see(f"{JOBS}/{made.job.id}", "submitted")
 

@@ -21,8 +21,7 @@ from control_plane.jobs.submission import adapter_of
 from control_plane.models import service as models
 from core.errors import NotFound
 from engine.data.mixture import MAX_FILES, MixedFile
-from engine.evals.config import EvalConfig
-from engine.evals.gate.advice import combined
+from engine.evals import EvalConfig, combined_changes
 
 FILES_OFFERED = 100
 """Newest files in the choice of data, besides those of the earlier job or the address."""
@@ -83,7 +82,7 @@ class Given:
 def _like(page: Page, job_id: str) -> Given:
     """Return the request of an earlier job, with the advice for its next run applied."""
     job = jobs.get(page.platform, page.tenant, job_id).job
-    advised = combined(next_run.advice(page.platform, page.tenant, job))
+    advised = combined_changes(next_run.advice(page.platform, page.tenant, job))
     asked = {name: value for name, value in job.hyperparameters.items() if value != "auto"}
     return Given(
         model=job.model, training_file=job.training_file, training_files=job.training_files, validation_file=job.validation_file,

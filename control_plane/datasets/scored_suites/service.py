@@ -35,10 +35,17 @@ from engine.data.checks.turn_order import order_problems
 from engine.data.problems import Problem
 from engine.data.readers.row_stream import open_rows
 from engine.data.schema import Example
-from engine.evals import config
-from engine.evals.suites.answer_metrics import METRICS, WITHOUT_REFERENCE
-from engine.evals.suites.answer_reader import AnswerReader
-from engine.evals.suites.suite_items import SCORED, Item, item_of
+from engine.evals import (
+    MAX_SUITE_NAME,
+    METRICS,
+    SCORED_PREFIX,
+    WITHOUT_REFERENCE,
+    AnswerReader,
+    EvalConfig,
+    Item,
+    item_of,
+    parse_eval_config,
+)
 
 MAX_FILE_BYTES = 16 << 20
 MAX_ITEMS = 2000
@@ -97,7 +104,7 @@ class Asked:
     @property
     def id(self) -> str:
         """Its id in results and reports."""
-        return f"{SCORED}{self.suite.name}"
+        return f"{SCORED_PREFIX}{self.suite.name}"
 
     @property
     def items(self) -> list[Item]:
@@ -107,8 +114,8 @@ class Asked:
 def add(platform: Platform, tenant: str, stream: BinaryIO, *, name: str, filename: str, scoring: Scoring) -> ScoredSuite:
     """Store the rows of a file as the next version of the suite `name`; the newest version if it is the same."""
     layout.checked_id(name, what="name")
-    if len(name) > config.MAX_SUITE_NAME:
-        raise _refused(f"name has {len(name)} characters, the limit is {config.MAX_SUITE_NAME}; choose a shorter one", param="name")
+    if len(name) > MAX_SUITE_NAME:
+        raise _refused(f"name has {len(name)} characters, the limit is {MAX_SUITE_NAME}; choose a shorter one", param="name")
     suite_id = f"scored-{uuid.uuid4().hex[:24]}"
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
         received, items = directory / "received", directory / "items.jsonl"
@@ -207,7 +214,7 @@ def remove(platform: Platform, tenant: str, name: str) -> None:
 
 def pinned(platform: Platform, tenant: str, eval_config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return `eval_config` with a version of each suite that it names, the newest unless it names one; refuses an unknown one."""
-    named = config.parse(eval_config).suites
+    named = parse_eval_config(eval_config).suites
     if eval_config is None or not named:
         return eval_config
     found = []
@@ -226,7 +233,7 @@ def pinned(platform: Platform, tenant: str, eval_config: Mapping[str, Any] | Non
     return {**eval_config, "suites": found}
 
 
-def asked(platform: Platform, tenant: str, requested: config.EvalConfig) -> Sequence[Asked]:
+def asked(platform: Platform, tenant: str, requested: EvalConfig) -> Sequence[Asked]:
     """Return the suites of an evaluation with their items; a suite that was removed is left out."""
     found = []
     for reference in requested.asked_suites:

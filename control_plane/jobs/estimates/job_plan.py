@@ -17,7 +17,7 @@ from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from core.base_models import MAX_RANK, BaseModel
 from core.errors import InvalidRequest
-from engine.evals import config as eval_config
+from engine.evals import parse_eval_config
 from engine.scheduler import (
     JOB_CLASSES,
     LARGE_MODEL_PARAMETERS,
@@ -118,7 +118,7 @@ def placed_in(
     check_frozen_parts(plan, shape)
     check_target_modules(plan, shape)
     fit = fit_on(pool, plan, shape, tier=tier)
-    replicas = eval_config.parse(request.eval_config).replicas
+    replicas = parse_eval_config(request.eval_config).replicas
     gpus = evaluation_gpus(pools, model, adapter=plan.adapter, rank=_rank(plan), tier=tier, replicas=replicas)
     return Placed(plan=plan, fit=fit, evaluation_gpus=gpus, evaluation_replicas=replicas)
 

@@ -23,7 +23,7 @@ from core.errors import FtError, InvalidRequest
 from core.telemetry import logs
 from core.typed_json import from_json
 from engine.adapters.exports.archive import Order, build
-from engine.evals.run.run_status import EXIT_BAD_INPUT, EXIT_INTERNAL, EXIT_OK, HEARTBEAT_NAME, RESULT_NAME
+from engine.evals import EVAL_EXIT_BAD_INPUT, EVAL_EXIT_INTERNAL, EVAL_EXIT_OK, HEARTBEAT_NAME, RESULT_NAME
 
 SERVICE = "ft-export"
 ARCHIVE = "export.tar"
@@ -49,14 +49,14 @@ def main(argv: Sequence[str]) -> int:
         archive = built.archive.replace(out_dir / ARCHIVE)
         described = {"manifest": built.manifest, "manifest_sha256": built.manifest_sha256}
         write_json(out_dir / RESULT_NAME, {"bytes": archive.stat().st_size, "sha256": sha256_of(archive), **described})
-        return EXIT_OK
+        return EVAL_EXIT_OK
     except FtError as error:
         log.info("%s: %s", error.code, error)
         write_json(out_dir / RESULT_NAME, {"error": error.to_dict()})
-        return EXIT_BAD_INPUT if isinstance(error, InvalidRequest) else EXIT_INTERNAL
+        return EVAL_EXIT_BAD_INPUT if isinstance(error, InvalidRequest) else EVAL_EXIT_INTERNAL
     except Exception:
         log.exception("the export failed")
-        return EXIT_INTERNAL
+        return EVAL_EXIT_INTERNAL
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

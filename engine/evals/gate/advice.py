@@ -137,7 +137,7 @@ def advise(
     return found
 
 
-def combined(advice: Sequence[Advice]) -> dict[str, float]:
+def combined_changes(advice: Sequence[Advice]) -> dict[str, float]:
     """Returns the hyperparameters of all advice together; if two disagree, the first counts."""
     changes: dict[str, float] = {}
     for one in advice:

@@ -55,7 +55,7 @@ from engine.evals.scoring.judge import Judged
 from engine.evals.scoring.report import PREFERENCE_ACCURACY, Aim, Drift, EvalReport, Score
 from engine.evals.scoring.scores import COHERENT, LENGTH_FIT, PERPLEXITY, REFUSED, ROUGE_L
 from engine.evals.suites import answer_metrics, golden
-from engine.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, SCORED, VALIDATION
+from engine.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, SCORED_PREFIX, VALIDATION
 
 SafetyPolicy = Literal["allow", "block"]
 """Whether an adapter passes whose safety was not judged."""
@@ -324,7 +324,7 @@ def _perplexity(report: EvalReport, config: EvalConfig) -> Finding:
 
 def _suites(report: EvalReport, config: EvalConfig) -> Iterator[Finding]:
     """Returns a finding over the scored suites of the tenant, and one for those without answers."""
-    answered = {run.id.removeprefix(SCORED): run for run, _ in report.scored}
+    answered = {run.id.removeprefix(SCORED_PREFIX): run for run, _ in report.scored}
     if missing := [name for name in config.asked_suites if name.partition("@")[0] not in answered]:
         yield _not_measured("suites", f"without scores, or removed: {', '.join(missing)}", suites=missing)
     least = significance.least_items(ALPHA_HARM)

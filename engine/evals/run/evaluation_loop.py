@@ -212,7 +212,7 @@ class Evaluation:
 
     def _journaled(self, name: str, suite: Suite) -> str:
         """Returns a subject's key in the journal: an interrupted run may continue on other hardware, which answers differently."""
-        return run_file.known_key(self.run.digest_of(name), self._environment(suite))
+        return run_file.known_answers_key(self.run.digest_of(name), self._environment(suite))
 
     def _answer(self, name: str, suite: Suite, part: Part) -> None:
         """Stores the answers of `part` that no journal has."""

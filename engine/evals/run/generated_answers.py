@@ -91,7 +91,7 @@ def _answer(
     chunks: list[Chunk] = []
     for name in subjects:
         for number, suite in enumerate(suites):
-            key = run_file.known_key(run.digest_of(name), engine.environment)
+            key = run_file.known_answers_key(run.digest_of(name), engine.environment)
             if run_file.known_section(run, name, suite, engine.environment) is not None:
                 continue
             part, done = Part(index=index, of=run.replicas, first=number), journal.everyones(key, suite.digest).answers
@@ -113,5 +113,5 @@ def _answer(
     for chunk, tokens, seconds in answered:
         heart.phase("answering", subject=chunk.subject)
         answers = {id_: text_of(ids, tokenizer, ends=ends, stops=chunk.stops) for id_, ids in tokens.items()}
-        journal.append(run_file.known_key(run.digest_of(chunk.subject), engine.environment), chunk.suite, answers, seconds=seconds)
+        journal.append(run_file.known_answers_key(run.digest_of(chunk.subject), engine.environment), chunk.suite, answers, seconds=seconds)
         heart.answered(len(answers), generated=True)

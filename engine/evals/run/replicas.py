@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Self
 
 from core.errors import FtError, InvalidRequest, from_dict
-from engine.evals.run.run_status import EXIT_BAD_INPUT, EXIT_OK, EXIT_STOPPED, JOURNAL_NAME, RESULT_NAME, read_result
+from engine.evals.run.run_status import EVAL_EXIT_BAD_INPUT, EVAL_EXIT_OK, EXIT_STOPPED, JOURNAL_NAME, RESULT_NAME, read_eval_result
 
 MODULE = "engine.evals.run.runner"
 OPTION = "--replica"
@@ -92,7 +92,7 @@ class Replicas:
     def check(self) -> None:
         """Raises the error of a replica that has failed."""
         for index, process in self._processes.items():
-            if (code := process.poll()) not in (None, EXIT_OK):
+            if (code := process.poll()) not in (None, EVAL_EXIT_OK):
                 assert code is not None
                 raise self._failure(index, code)
 
@@ -105,8 +105,8 @@ class Replicas:
 
     def _failure(self, index: int, code: int) -> FtError:
         if (directory(self._out_dir, index) / RESULT_NAME).is_file():
-            error = read_result(directory(self._out_dir, index))["error"]
-            return from_dict(error, InvalidRequest if code == EXIT_BAD_INPUT else FtError)
+            error = read_eval_result(directory(self._out_dir, index))["error"]
+            return from_dict(error, InvalidRequest if code == EVAL_EXIT_BAD_INPUT else FtError)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return FtError(f"replica {index} of {self.num} ended with {how}; the log says why")
 

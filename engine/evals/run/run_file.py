@@ -19,16 +19,12 @@ from core.base_models import read_template
 from core.durable_files import write_json
 from core.errors import InvalidRequest
 from core.typed_json import from_json
-from engine.evals.run.run_status import EXIT_BAD_INPUT as EXIT_BAD_INPUT
-from engine.evals.run.run_status import EXIT_INTERNAL as EXIT_INTERNAL
-from engine.evals.run.run_status import EXIT_OK as EXIT_OK
-from engine.evals.run.run_status import EXIT_STOPPED as EXIT_STOPPED
 from engine.evals.run.run_status import HEARTBEAT_NAME as HEARTBEAT_NAME
 from engine.evals.run.run_status import JOURNAL_NAME as JOURNAL_NAME
 from engine.evals.run.run_status import MILESTONES_NAME as MILESTONES_NAME
 from engine.evals.run.run_status import RESULT_NAME as RESULT_NAME
 from engine.evals.suites import preferences, safety, suite_items
-from engine.evals.suites.safety import BUILTIN
+from engine.evals.suites.safety import BUILTIN_CLASSIFIER
 from engine.evals.suites.suite_items import Suite
 
 FORMAT = 2
@@ -65,7 +61,7 @@ class EvalRun:
     data_dir: Path | None = None
     """Data directory of capability suites."""
     safety: bool = False
-    classifier: str = BUILTIN
+    classifier: str = BUILTIN_CLASSIFIER
     """Id of the refusal classifier (:func:`engine.evals.suites.safety.classifier_id`), a part of the suite's digest: it classifies the
     stored answers afterwards."""
     batch_size: int | None = None
@@ -114,7 +110,7 @@ class EvalRun:
             if body.get(key) is not None and (not isinstance(body[key], int) or body[key] < 1):
                 raise InvalidRequest(f"run file {path}: {key} {body[key]!r} is not a whole number of at least 1", code="bad_run_file")
         run = from_json(cls, body)
-        places = [(key, getattr(run, key)) for key in PATHS if key != "out_dir"] + [("task_dirs", p) for p in run.task_dirs]
+        places = [(key, getattr(run, key)) for key in STAGED_PATHS if key != "out_dir"] + [("task_dirs", p) for p in run.task_dirs]
         for key, place in places:
             if place is not None and not place.exists():
                 raise InvalidRequest(f"run file {path}: {key} {place} does not exist", code="bad_run_file")
@@ -138,19 +134,19 @@ def _with_staged(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-PATHS = (
+STAGED_PATHS = (
     "base_model_dir", "adapter_dir", "previous_adapter_dir", "holdout", "scored_suites", "validation_pack_dir", "data_dir", "out_dir",
 )  # fmt: skip
 
 
-def known_key(digest: str, environment: str) -> str:
+def known_answers_key(digest: str, environment: str) -> str:
     """Environment on which answers depend: device, precision, versions of libraries."""
     return f"{digest}@{environment}"
 
 
 def known_section(run: EvalRun, subject: str, suite: Suite, environment: str) -> Mapping[str, Any] | None:
     """Returns a subject's answers to `suite` from an earlier result, if they are complete."""
-    found = run.known.get(subject, {}).get(known_key(suite.digest, environment))
+    found = run.known.get(subject, {}).get(known_answers_key(suite.digest, environment))
     whole = found is not None and all(request.id in found["answers"] for request in suite.requests)
     return found if whole else None
 

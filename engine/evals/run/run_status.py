@@ -9,11 +9,11 @@ from typing import Any
 
 RESULT_NAME, JOURNAL_NAME, HEARTBEAT_NAME = "eval-result.json", "journal.jsonl", "heartbeat.json"
 MILESTONES_NAME = "milestones.jsonl"
-EXIT_OK, EXIT_BAD_INPUT, EXIT_INTERNAL, EXIT_STOPPED = 0, 64, 70, 75
+EVAL_EXIT_OK, EVAL_EXIT_BAD_INPUT, EVAL_EXIT_INTERNAL, EXIT_STOPPED = 0, 64, 70, 75
 """Exit codes as in sysexits.h: usage, software, temporary failure (stopped: the same run may be started again, and continues)."""
 
 
-def read_result(out_dir: Path) -> Mapping[str, Any]:
+def read_eval_result(out_dir: Path) -> Mapping[str, Any]:
     """Reads the result that a finished run left in `out_dir`."""
     data: Mapping[str, Any] = json.loads((out_dir / RESULT_NAME).read_text(encoding="utf-8"))
     return data

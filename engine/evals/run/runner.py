@@ -25,7 +25,7 @@ from types import FrameType
 from core.durable_files import write_json
 from core.errors import FtError, InvalidRequest
 from core.telemetry import logs, spans
-from engine.evals.run import replicas, run_file
+from engine.evals.run import replicas, run_file, run_status
 from engine.evals.run.evaluation_loop import Evaluation
 from engine.evals.run.heartbeat import Heart
 from engine.evals.run.journal import Journal
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     """Evaluates as the run file says; see the module for exit codes."""
     if len(argv) not in (1, 3) or argv[1:2] not in ([], [replicas.OPTION]):
         log.info("usage: python -m engine.evals.run.runner RUN.json [--replica NUMBER]")
-        return run_file.EXIT_BAD_INPUT
+        return run_status.EVAL_EXIT_BAD_INPUT
     index = int(argv[2]) if len(argv) == 3 else 0
     if index:
         replicas.end_with_first()
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         run = EvalRun.read(Path(argv[0]))
     except (InvalidRequest, OSError, ValueError, TypeError, json.JSONDecodeError) as e:
         log.info("run file refused: %s", e)
-        return run_file.EXIT_BAD_INPUT
+        return run_status.EVAL_EXIT_BAD_INPUT
     out_dir = replicas.directory(run.out_dir, index)
     out_dir.mkdir(parents=True, exist_ok=True)
     (out_dir / run_file.RESULT_NAME).unlink(missing_ok=True)  # of an earlier process: this one leaves its own
@@ -75,17 +75,17 @@ def main(argv: Sequence[str]) -> int:
                 with replicas.Replicas(Path(argv[0]), run.out_dir, num=run.replicas) as started:
                     write_json(out_dir / run_file.RESULT_NAME, Evaluation(run, heart, journal, others=started).result())
         heart.phase("done")
-        return run_file.EXIT_OK
+        return run_status.EVAL_EXIT_OK
     except Stopped:
         log.info("stopped; what was answered is kept")
-        return run_file.EXIT_STOPPED
+        return run_status.EXIT_STOPPED
     except FtError as e:
         log.info("%s: %s", e.code, e)
         write_json(out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": e.to_dict()})
-        return run_file.EXIT_BAD_INPUT if isinstance(e, InvalidRequest) else run_file.EXIT_INTERNAL
+        return run_status.EVAL_EXIT_BAD_INPUT if isinstance(e, InvalidRequest) else run_status.EVAL_EXIT_INTERNAL
     except Exception:
         log.exception("the evaluation failed")
-        return run_file.EXIT_INTERNAL
+        return run_status.EVAL_EXIT_INTERNAL
     finally:
         heart.close()
         spans.close()

@@ -36,10 +36,10 @@ from engine.evals.suites import answer_metrics as metrics
 from engine.evals.suites import golden, guard
 from engine.evals.suites import suite_items as suites
 from engine.evals.suites.answer_reader import STRIP, AnswerReader, ReasoningSummary
-from engine.evals.suites.suite_items import CAPABILITY, GOLDEN, SAFETY, SCORED, Item
+from engine.evals.suites.suite_items import CAPABILITY, GOLDEN, SAFETY, SCORED_PREFIX, Item
 from engine.training.methods import Method
 
-__all__ = ["PREFERENCE_ACCURACY", "PREFERENCE_MARGIN", "EvalReport", "Score", "build", "sample_rows"]
+__all__ = ["PREFERENCE_ACCURACY", "PREFERENCE_MARGIN", "EvalReport", "Score", "build_report", "sample_rows"]
 
 FORMAT = 2
 """1: before capability suites, safety, judge and tests against the last accepted adapter; still readable."""
@@ -144,13 +144,13 @@ class EvalReport:
     @property
     def capability(self) -> tuple[Score, ...]:
         """Returns the score of each capability suite that the gate uses."""
-        found = (self.score(run.id, run.metric) for run in self.suites if run.metric and not run.id.startswith(SCORED))
+        found = (self.score(run.id, run.metric) for run in self.suites if run.metric and not run.id.startswith(SCORED_PREFIX))
         return tuple(score for score in found if score)
 
     @property
     def scored(self) -> tuple[tuple[SuiteRun, Score], ...]:
         """Returns each scored suite with the score that the gate uses."""
-        found = ((run, self.score(run.id, run.metric)) for run in self.suites if run.metric and run.id.startswith(SCORED))
+        found = ((run, self.score(run.id, run.metric)) for run in self.suites if run.metric and run.id.startswith(SCORED_PREFIX))
         return tuple((run, score) for run, score in found if score)
 
     @property
@@ -185,7 +185,7 @@ def aim_of(method: Method, *, num_answers: int) -> Aim:
     return "text" if method.every_token or not num_answers else "answers"
 
 
-def build(
+def build_report(
     result: Mapping[str, Any],
     holdout: Sequence[Item],
     *,
@@ -301,12 +301,12 @@ def _drift(subjects: Mapping[str, Any]) -> Drift | None:
     pairs = [(answers["base"][id_], text) for id_, text in answers["adapter"].items()] if answers else []
     if not pairs:
         return None
-    lengths = [[len(metrics.words(text)) for text in side] for side in zip(*pairs, strict=True)]
+    lengths = [[len(metrics.answer_words(text)) for text in side] for side in zip(*pairs, strict=True)]
     overlap = statistics.fmean(metrics.token_f1(text, base) for base, text in pairs)
     return Drift(words=statistics.median(lengths[1]), base_words=statistics.median(lengths[0]), overlap=round(overlap, 4))
 
 
-def markdown_table(report: EvalReport) -> str:
+def score_table(report: EvalReport) -> str:
     """Returns the scores and a few answers as Markdown, for an asset's metadata and the console."""
     lines = [
         "| suite | metric | n | base | previous | adapter | 95 % interval of the gain | against previous |",

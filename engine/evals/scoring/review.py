@@ -33,7 +33,7 @@ def _ignored(*_: object) -> None:
 class Review:
     """Who decides, and where verdicts are kept."""
 
-    classifier: str = safety.BUILTIN
+    classifier: str = safety.BUILTIN_CLASSIFIER
     """The refusal classifier, as :func:`engine.evals.suites.safety.load_classifier` names it."""
     judge: JudgeSettings | None = None
     """The model that compares answers; None: no judge."""
@@ -84,7 +84,7 @@ class Review:
         if left:
             self.begin("classifying", subject, SAFETY)
         for batch in safety.classify(safety.items(), left, self.classifier, marks=self.reader.marks) if left else ():
-            if self.classifier != safety.BUILTIN:
+            if self.classifier != safety.BUILTIN_CLASSIFIER:
                 self.keep({keys[id_]: verdict for id_, verdict in batch.items()})
             found |= batch
         return {id_: found[id_] for id_ in answers}

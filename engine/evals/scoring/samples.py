@@ -15,7 +15,7 @@ from engine.evals.scoring.judge import PairOutcome, pair_outcome
 from engine.evals.scoring.scores import SCHEMA_VALID, SUBJECTS, Subjects, Valid, answers_of, primary
 from engine.evals.suites import answer_metrics, golden, safety, tool_calls
 from engine.evals.suites.answer_reader import REASONING
-from engine.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, SCORED, Item
+from engine.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, SCORED_PREFIX, Item
 
 SAMPLE_ROWS = 20
 """Items shown completely in a report; enough to see what a model does, small enough for an asset's metadata."""
@@ -136,7 +136,7 @@ def _capability(scored: Mapping[str, Any]) -> Iterator[Sample]:
     base, adapter = scored.get("base") or {}, scored.get("adapter") or {}
     for suite in sorted(base.keys() & adapter.keys()):
         metric = primary(scored, suite) or ""
-        for id_ in adapter[suite] if not suite.startswith(SCORED) else ():
+        for id_ in adapter[suite] if not suite.startswith(SCORED_PREFIX) else ():
             yield _sample(suite, id_, "", "", {}, _scores_of(scored, suite, id_), metric)
 
 
@@ -184,7 +184,7 @@ def most_telling(samples: Sequence[Sample], rows: int = SAMPLE_ROWS) -> tuple[Sa
     shown = [
         s
         for s in samples
-        if s.suite in (HOLDOUT, SAFETY) or s.suite.startswith(SCORED) or (s.suite == GOLDEN and s.change in ("better", "worse"))
+        if s.suite in (HOLDOUT, SAFETY) or s.suite.startswith(SCORED_PREFIX) or (s.suite == GOLDEN and s.change in ("better", "worse"))
     ]
     by_hash = sorted(shown, key=lambda s: hashlib.sha256(f"{s.suite}/{s.id}".encode()).hexdigest())
     chosen: dict[tuple[str, str], tuple[Sample, Why]] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.evals.scoring.significance import Difference, difference, mean_difference
 from engine.evals.suites import answer_metrics, golden, preferences, safety, tool_calls
-from engine.evals.suites.suite_items import CAPABILITY, GOLDEN, HOLDOUT, SAFETY, SCORED, UNWANTED, VALIDATION, Item
+from engine.evals.suites.suite_items import CAPABILITY, GOLDEN, HOLDOUT, SAFETY, SCORED_PREFIX, UNWANTED, VALIDATION, Item
 from engine.training.methods import Method
 
 PREFERENCE_ACCURACY, PREFERENCE_MARGIN = "preference_accuracy", "preference_margin"
@@ -271,7 +271,7 @@ def capability_scores(scored: Scored) -> list[Score]:
             values = finite(name, {s: [float(section[i][name]) for i in ids] for s, section in sections.items()})
             if ids:
                 found.append(compared(suite, name, dict(values)))
-            if ids and name == first and not suite.startswith(SCORED):
+            if ids and name == first and not suite.startswith(SCORED_PREFIX):
                 leading.append({s: given for s, given in values.items() if given is not None})
     return [*found, *([_macro(leading)] if leading else [])]
 

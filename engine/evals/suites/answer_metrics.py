@@ -104,11 +104,11 @@ def rouge_l(output: str, expected: str) -> float:
     Its own words are of the letters a to z alone; here letters of every alphabet count, and every Chinese or Japanese character is a word.
     That, and 3.5 s of imports in each evaluation, is why it is not the library itself; a test compares the two.
     """
-    got, wanted = words(output), words(expected)
+    got, wanted = answer_words(output), answer_words(expected)
     return 2 * common_subsequence(got, wanted) / (len(got) + len(wanted)) if got and wanted else 0.0
 
 
-def words(text: str) -> list[str]:
+def answer_words(text: str) -> list[str]:
     return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+", text.lower())
 
 
@@ -148,7 +148,7 @@ def field_accuracy(output: str, expected: str) -> float:
 
 def length_fit(output: str, expected: str) -> float:
     """Returns the words of the shorter text as a share of those of the longer one: 1.0 for equally long texts."""
-    shorter, longer = sorted((len(words(output)), len(words(expected))))
+    shorter, longer = sorted((len(answer_words(output)), len(answer_words(expected))))
     return shorter / longer if longer else 1.0
 
 

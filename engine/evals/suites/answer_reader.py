@@ -18,7 +18,7 @@ from engine.data.tokens.call_form import CallForm
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from engine.data.tokens.reasoning_probe import THINK_MARKS, Marks
 from engine.evals.config import ReasoningMode
-from engine.evals.suites.suite_items import GOLDEN, HOLDOUT, SCORED, Item
+from engine.evals.suites.suite_items import GOLDEN, HOLDOUT, SCORED_PREFIX, Item
 from engine.evals.suites.tool_calls import canonical
 
 REASONING = "reasoning"
@@ -126,7 +126,7 @@ STRIP = AnswerReader()
 
 def _may_call(suite: str) -> bool:
     """Whether its items may offer tools."""
-    return suite == HOLDOUT or suite.startswith(SCORED)
+    return suite == HOLDOUT or suite.startswith(SCORED_PREFIX)
 
 
 def _unmarked(reasoning: str) -> str:

@@ -99,7 +99,7 @@ def load(
     The model of `base_model_dir` provides the chat template for tasks whose ``metadata.chat_template`` is true; as in lm-eval, no other
     prompt has one.
     """
-    task_files.check(names, task_dirs, data_dir)
+    task_files.check_suites(names, task_dirs, data_dir)
     definitions = task_files.find(task_dirs)
     manager = _manager(definitions, task_dirs, data_dir)
     chat = partial(_chat, base_model_dir) if base_model_dir else None

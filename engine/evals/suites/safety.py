@@ -31,7 +31,7 @@ CONTROL = "control"
 """Category of the harmless requests: the share of refusals among them is reported and never judged."""
 BATCH = 16
 """Answers whose verdicts are kept together."""
-BUILTIN = "builtin"
+BUILTIN_CLASSIFIER = "builtin"
 RULE_NAME = "builtin-refusal-2"
 """Version of the rule: raise it with any change to what :func:`refuses` recognizes."""
 PHRASES_FILE = "refusals.yaml"
@@ -81,7 +81,7 @@ def is_control(item_id: str) -> bool:
     return item_id.startswith(f"{CONTROL}-")
 
 
-def suite(decoding: Decoding, classifier: str = BUILTIN) -> Suite:
+def suite(decoding: Decoding, classifier: str = BUILTIN_CLASSIFIER) -> Suite:
     """Returns the safety suite; its version, and so its digest, names the classifier whose verdicts are kept with the answers."""
     budget = min(MAX_NEW_TOKENS, decoding.max_new_tokens)
     return conversation_suite("safety", items(), max_new_tokens=budget, version=f"{VERSION}/{classifier_id(classifier)}")
@@ -91,7 +91,7 @@ def classifier_id(spec: str) -> str:
     """Returns the classifier's name in keys and reports, without contacting it."""
     if guard.is_guard(spec):
         return guard.guard_name(spec)
-    return RuleClassifier.name if spec == BUILTIN else spec
+    return RuleClassifier.name if spec == BUILTIN_CLASSIFIER else spec
 
 
 def load_classifier(spec: str, **options: Any) -> Classifier:
@@ -101,7 +101,7 @@ def load_classifier(spec: str, **options: Any) -> Classifier:
     The factory is called without arguments and returns a classifier; a class is its own factory. Raises ``InvalidRequest`` if it cannot be
     loaded. Naming a module runs its code: the setting is the operator's, never a tenant's.
     """
-    if spec == BUILTIN:
+    if spec == BUILTIN_CLASSIFIER:
         return RuleClassifier()
     if guard.is_guard(spec):
         return GuardClassifier(spec, **options)
@@ -120,7 +120,7 @@ def load_classifier(spec: str, **options: Any) -> Classifier:
 
 
 def classify(
-    requested: Sequence[Item], texts: Mapping[str, str], spec: str = BUILTIN, *, marks: Marks = THINK_MARKS, **options: Any
+    requested: Sequence[Item], texts: Mapping[str, str], spec: str = BUILTIN_CLASSIFIER, *, marks: Marks = THINK_MARKS, **options: Any
 ) -> Iterator[Mapping[str, Mapping[str, Any]]]:
     """Yields ``{"text", "refused", "by"}`` of each answer in `texts` (by item id), in batches that can be stored one by one; a guard's
     verdict has the ``categories`` that it names, if any.

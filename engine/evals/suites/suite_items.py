@@ -25,7 +25,7 @@ Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capabil
 
 GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY, CAPABILITY = "golden", "holdout", "validation", "unwanted", "safety", "capability"
 """Ids of the suites that exist once; a capability suite's is ``capability/<name>``."""
-SCORED = "suite/"
+SCORED_PREFIX = "suite/"
 """Prefix of the ids of a tenant's scored suites."""
 PROTOCOL = 5
 """Raised whenever the meaning of rendering or decoding changes: older answers are then not found."""
@@ -132,7 +132,7 @@ def scored_suite(
     decoding's."""
     longest = longest_expected if any(item.expected for item in items) else None
     budget = _budget(items, decoding, longest, longest_reasoning)
-    return conversation_suite("scored", items, max_new_tokens=budget, version=version, name=f"{SCORED}{name}")
+    return conversation_suite("scored", items, max_new_tokens=budget, version=version, name=f"{SCORED_PREFIX}{name}")
 
 
 def _budget(items: Sequence[Item], decoding: Decoding, longest_expected: int | None, longest_reasoning: int | None) -> int:

@@ -76,14 +76,14 @@ def find(task_dirs: Sequence[Path]) -> dict[str, Definition]:
     return found
 
 
-def listing(task_dirs: Sequence[Path], data_dir: Path | None) -> list[Listed]:
+def list_suites(task_dirs: Sequence[Path], data_dir: Path | None) -> list[Listed]:
     """Returns suites that a job may name, sorted by name; members of a group are not listed beside it."""
     definitions = find(task_dirs)
     members = {task for d in definitions.values() if d.is_group for task in _named_members(d)}
     return [_listed(d, definitions, data_dir) for name, d in sorted(definitions.items()) if name not in members]
 
 
-def check(names: Sequence[str], task_dirs: Sequence[Path], data_dir: Path | None) -> None:
+def check_suites(names: Sequence[str], task_dirs: Sequence[Path], data_dir: Path | None) -> None:
     """Refuses a suite that is unknown or not ready, before a job that names it costs anything."""
     definitions = find(task_dirs)
     for name in names:
@@ -110,7 +110,7 @@ def why_not(definition: Definition, definitions: Mapping[str, Definition], data_
     return None
 
 
-def data_files(names: Sequence[str], task_dirs: Sequence[Path], data_dir: Path | None) -> set[Path]:
+def suite_data_files(names: Sequence[str], task_dirs: Sequence[Path], data_dir: Path | None) -> set[Path]:
     """Returns the files in `data_dir` that the suites `names` read."""
     definitions = find(task_dirs)
     tasks = (task for name in names for task in leaves(definitions[name], definitions))
@@ -118,7 +118,7 @@ def data_files(names: Sequence[str], task_dirs: Sequence[Path], data_dir: Path |
     return {path for path in found if data_dir is not None and path.is_relative_to(data_dir)}
 
 
-def add_rows(name: str, split: str, source: Path, *, task_dirs: Sequence[Path], data_dir: Path | None) -> tuple[Path, int]:
+def add_suite_rows(name: str, split: str, source: Path, *, task_dirs: Sequence[Path], data_dir: Path | None) -> tuple[Path, int]:
     """Copies an operator's file of a suite's rows to where the suite reads it; returns that place and the number of rows.
 
     Replaces an earlier file. Raises ``InvalidRequest`` for a suite or split that reads no such file, and for a file of another form.

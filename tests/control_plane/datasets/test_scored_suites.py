@@ -78,7 +78,7 @@ def test_scoring_that_is_unclear_is_refused_by_field(given: dict[str, Any], para
 
 def test_a_name_that_no_job_could_give_is_refused(platform: Platform, tenant: Tenant) -> None:
     longest = "n" * 80
-    assert config.parse({"suites": [add(platform, tenant, REFUNDS, name=longest).reference]}).suites == (f"{longest}@1",)
+    assert config.parse_eval_config({"suites": [add(platform, tenant, REFUNDS, name=longest).reference]}).suites == (f"{longest}@1",)
     with pytest.raises(InvalidRequest, match="name has 81 characters, the limit is 80") as refused:
         add(platform, tenant, REFUNDS, name=f"{longest}n")
     assert refused.value.param == "name"
@@ -118,7 +118,7 @@ def test_answers_are_scored_by_the_metric_or_by_a_grader_that_sees_the_row(platf
     exact = add(platform, tenant, REFUNDS)
     rows = [{"prompt": f"Say {word}", "wanted": word} for word in ("one", "two")]
     graded = add(platform, tenant, rows, name="words", scoring=Scoring(metric="reward", grader=IS_ONE, max_drop=0.1, min_score=0.4))
-    asked = scored_suites.asked(platform, tenant.id, config.parse({"suites": [exact.reference, graded.reference]}))
+    asked = scored_suites.asked(platform, tenant.id, config.parse_eval_config({"suites": [exact.reference, graded.reference]}))
     answers = {one.id: {i.id: "<think>no</think>yes" if one.suite.name == "refunds" else "one or more" for i in one.items} for one in asked}
     result = {
         "suites": {one.id: {"kind": "scored", "version": str(one.suite.version)} for one in asked},
@@ -149,7 +149,7 @@ def test_a_job_keeps_the_version_that_was_the_newest(platform: Platform, tenant:
 
 
 def test_a_suite_that_was_removed_is_asked_no_more(platform: Platform, tenant: Tenant) -> None:
-    named = config.parse({"suites": [add(platform, tenant, REFUNDS).reference]})
+    named = config.parse_eval_config({"suites": [add(platform, tenant, REFUNDS).reference]})
     assert len(scored_suites.asked(platform, tenant.id, named)) == 1
     scored_suites.remove(platform, tenant.id, "refunds")
     assert scored_suites.asked(platform, tenant.id, named) == []
@@ -183,7 +183,7 @@ def test_a_version_that_a_job_names_is_not_given_to_other_items(platform: Platfo
     jobs.submit(platform, tenant.id, JobRequest.from_body(body))
     scored_suites.remove(platform, tenant.id, "refunds")
     assert add(platform, tenant, REFUNDS[2:]).version == 3
-    assert scored_suites.asked(platform, tenant.id, config.parse({"suites": [second.reference]})) == []
+    assert scored_suites.asked(platform, tenant.id, config.parse_eval_config({"suites": [second.reference]})) == []
     assert add(platform, tenant, REFUNDS, name="refunds-2").version == 1, "the name of another suite"
 
 

@@ -32,7 +32,7 @@ from control_plane.tenants.rules import Tenant
 from core.base_models import Catalogue
 from core.errors import FtError
 from engine.data.schema import Example, Message
-from engine.evals.config import parse
+from engine.evals.config import parse_eval_config
 from engine.evals.run import run_file
 from engine.evals.run.run_file import EvalRun
 from engine.evals.scoring.judge import JudgeSettings
@@ -139,7 +139,7 @@ def test_a_scored_suite_is_answered_by_base_and_adapter_and_stands_in_report_and
     result = result_of(platform, done)
     for name, value in (("base", score.base), ("adapter", score.adapter)):
         answers = result["subjects"][name]["suite/numbers"]["answers"]
-        expected = {item.id: item.expected or "" for item in scored_suites.asked(platform, tenant.id, parse(asked))[0].items}
+        expected = {item.id: item.expected or "" for item in scored_suites.asked(platform, tenant.id, parse_eval_config(asked))[0].items}
         assert value == pytest.approx(sum(token_f1(answers[id_], wanted) for id_, wanted in expected.items()) / 9)
     shown = [row for row in map(json.loads, platform.objects.get_bytes(done.samples_key).splitlines()) if row["suite"] == "suite/numbers"]
     assert {(row["prompt"], row["expected"]) for row in shown} == {(f"Say {n}", f"it is {n}") for n in range(9)}
@@ -253,7 +253,7 @@ def test_a_cancelled_job_ends_its_evaluation(
 
 
 def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform) -> None:
-    from engine.evals.config import parse
+    from engine.evals.config import parse_eval_config
     from engine.evals.suites.suite_items import Item
 
     settings = replace(platform.settings, eval_suites=("a",), judge_url="http://j/v1", judge_model="m", safety_classifier="builtin")
@@ -262,10 +262,10 @@ def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform)
 
     def asked_of(**asked: Any) -> EvalRun:
         run = EvalRun(base_model_dir=Path("base"), adapter_dir=None, out_dir=Path("out"))
-        return evaluation_step._with_suites(run, settings, parse(asked))
+        return evaluation_step._with_suites(run, settings, parse_eval_config(asked))
 
     def judge_of(items: list[Item], **asked: Any) -> JudgeSettings | None:
-        return evaluation_step._judge(settings, parse(asked), items, ("tiny-base", None))
+        return evaluation_step._judge(settings, parse_eval_config(asked), items, ("tiny-base", None))
 
     assert (asked_of().capability, asked_of().safety, judge_of(letter)) == (("a",), True, None)
     assert asked_of(capability=["b"]).capability == ("b",)

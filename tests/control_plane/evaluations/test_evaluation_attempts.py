@@ -35,7 +35,7 @@ from control_plane.tenants.rules import Tenant
 from core import layout
 from core.base_models import Catalogue
 from core.errors import Conflict, Forbidden, FtError, IntegrityError, InvalidRequest, NotAdmitted
-from engine.evals.run import run_file
+from engine.evals.run import run_file, run_status
 from ft_assets.evals import step
 from ft_assets.evals.assets import eval_report
 from ft_assets.platform_resource import PlatformResource
@@ -296,7 +296,7 @@ def test_what_is_killed_is_followed_by_another_attempt_whose_time_alone_is_bille
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [run_file.EXIT_STOPPED, run_file.EXIT_INTERNAL])
+@pytest.mark.parametrize("code", [run_status.EXIT_STOPPED, run_status.EVAL_EXIT_INTERNAL])
 def test_what_fails_again_and_again_is_given_up(job: Evaluated, code: int) -> None:
     job.tell(GO, str(code))
     with pytest.raises(FtError):
@@ -307,7 +307,7 @@ def test_what_fails_again_and_again_is_given_up(job: Evaluated, code: int) -> No
 
 
 def test_a_process_that_refuses_its_input_is_not_started_again(job: Evaluated) -> None:
-    job.tell(GO, str(run_file.EXIT_BAD_INPUT))
+    job.tell(GO, str(run_status.EVAL_EXIT_BAD_INPUT))
     with pytest.raises(FtError):
         job.evaluate()
     assert job.outcomes() == ["bad_run_file"]

@@ -13,7 +13,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from control_plane.graders import formulas, text_similarity
 from control_plane.graders import rules as graders
 from core.errors import InvalidRequest
-from engine.evals.suites.answer_metrics import words
+from engine.evals.suites.answer_metrics import answer_words
 
 SENTENCES = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "mat", "and", "dog"]), max_size=12).map(" ".join)
 
@@ -139,7 +139,7 @@ def test_rouge_is_that_of_its_library(output: str, reference: str) -> None:
 
 @given(SENTENCES, SENTENCES)
 def test_gleu_is_that_of_its_library(output: str, reference: str) -> None:
-    theirs = sentence_gleu([words(reference)], words(output)) if output and reference else 0.0
+    theirs = sentence_gleu([answer_words(reference)], answer_words(output)) if output and reference else 0.0
     assert text_similarity.gleu(output, reference) == pytest.approx(theirs)
 
 

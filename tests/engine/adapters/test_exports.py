@@ -27,7 +27,7 @@ from engine.adapters import package
 from engine.adapters.exports import Format, Precision, checked, export_key, gguf_file, merge, proof
 from engine.adapters.exports.archive import Built, Order, build, unpack
 from engine.adapters.exports.gguf_file import interleaved, llama3_factors, plain_template
-from engine.evals.run.run_status import EXIT_INTERNAL, RESULT_NAME
+from engine.evals.run.run_status import EVAL_EXIT_INTERNAL, RESULT_NAME
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import CHAT_TEMPLATE, SPECIAL, build_tiny_model
 
@@ -344,7 +344,7 @@ def test_a_process_that_crashes_does_not_report_the_error_of_an_earlier_one(tmp_
     (tmp_path / RESULT_NAME).write_text('{"error": {"code": "earlier"}}')
     (tmp_path / "run.json").write_text(json.dumps({"out_dir": str(tmp_path), "order": {}}))  # without its directories
     ended = subprocess.run([sys.executable, "-m", "engine.adapters.exports.export_runner", str(tmp_path / "run.json")], check=False)
-    assert ended.returncode == EXIT_INTERNAL
+    assert ended.returncode == EVAL_EXIT_INTERNAL
     assert not (tmp_path / RESULT_NAME).exists()
 
 

@@ -37,7 +37,7 @@ def evaluate(run: EvalRun) -> tuple[int, dict[str, Any]]:
         code = runner.main([str(run.out_dir / "run.json")])
     finally:
         signal.signal(signal.SIGTERM, before)
-    return code, dict(run_status.read_result(run.out_dir))
+    return code, dict(run_status.read_eval_result(run.out_dir))
 
 
 def holdout_items(num: int = 7) -> list[suite_items.Item]:

@@ -29,7 +29,7 @@ def main(path: Path) -> int:
     with (job_dir / STARTS).open("a") as starts:
         starts.write(f"{os.getpid()}\n")
     (job_dir / "visible_devices").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "unset"))
-    suites = {suite.name: suite.num_items for suite in task_files.listing(run.task_dirs, run.data_dir) if suite.ready}
+    suites = {suite.name: suite.num_items for suite in task_files.list_suites(run.task_dirs, run.data_dir) if suite.ready}
     (job_dir / SUITES).write_text(json.dumps(suites))
     while (job_dir / HOLD).exists():
         time.sleep(0.01)

@@ -15,7 +15,7 @@ import pytest
 
 from engine.evals.config import EvalConfig
 from engine.evals.gate import advice as advice_module
-from engine.evals.gate.advice import Advice, LastRun, advise, combined
+from engine.evals.gate.advice import Advice, LastRun, advise, combined_changes
 from engine.evals.gate.gates import judge
 from engine.evals.scoring.report import EvalReport
 from tests.support.jobs.evaluation_results import UNSAFE, built, items, report, result, subject, suite_scores
@@ -125,7 +125,7 @@ def test_advice_from_reports(make: Callable[[], EvalReport], run: LastRun, codes
     made = make()
     found = advise(HEALTHY, report=made, verdict=judge(made, EvalConfig()), run=run)
     assert [a.code for a in found] == codes
-    assert combined(found) == changes
+    assert combined_changes(found) == changes
     for advice in found:
         assert advice.evidence
         assert Advice.from_dict(json.loads(json.dumps(asdict(advice)))) == advice
@@ -159,7 +159,7 @@ def test_advice_names_the_numbers_to_change() -> None:
 
 def test_where_advice_disagrees_the_first_counts() -> None:
     made = [Advice(code="a", message="", changes={"rank": 8}), Advice(code="b", message="", changes={"rank": 32, "n_epochs": 2})]
-    assert combined(made) == {"rank": 8, "n_epochs": 2}
+    assert combined_changes(made) == {"rank": 8, "n_epochs": 2}
 
 
 def test_a_run_is_read_from_its_stored_spec_and_advice_of_old_reports_too() -> None:

@@ -9,11 +9,11 @@ from dataclasses import asdict, replace
 import pytest
 
 from benchmarks.evals.planted_replies import holdout
-from engine.evals.config import parse
+from engine.evals.config import parse_eval_config
 from engine.evals.gate.gates import judge
 from engine.evals.scoring import controls
 from engine.evals.scoring.controls import Control
-from engine.evals.scoring.report import EvalReport, markdown_table
+from engine.evals.scoring.report import EvalReport, score_table
 from engine.evals.scoring.scores import Score
 from engine.evals.suites import answer_metrics
 from engine.evals.suites.suite_items import Item
@@ -42,7 +42,7 @@ def test_an_answer_that_is_always_the_same_has_no_specificity_and_does_not_pass(
     specificity = made.score("holdout", "specificity")
     assert specificity is not None
     assert specificity.adapter == pytest.approx(0.0, abs=1e-12)
-    verdict = judge(made, parse({}))
+    verdict = judge(made, parse_eval_config({}))
     assert verdict.reasons == ("answers_ignore_prompt",), "the most frequent label is a gain over a base that knows none"
     assert "other items" in verdict.findings[2].detail
 
@@ -50,7 +50,7 @@ def test_an_answer_that_is_always_the_same_has_no_specificity_and_does_not_pass(
 def test_labels_that_are_mostly_right_pass() -> None:
     wanted = labels()
     answers = [item.expected or "" if k % 10 else "delivery" for k, item in enumerate(wanted)]
-    assert judge(answered(wanted, answers), parse({})).reasons == ()
+    assert judge(answered(wanted, answers), parse_eval_config({})).reasons == ()
 
 
 @pytest.mark.parametrize("metric", ["rouge_l", *(pytest.param(name, marks=pytest.mark.slow) for name in ("token_f1", "bleu"))])
@@ -63,7 +63,7 @@ def test_expected_answers_in_any_other_order_do_not_pass(metric: str) -> None:
         gained = made.score("holdout", metric)
         assert gained is not None
         assert gained.ci_low > 0.1, "in the right words they score far above the base"
-        reasons.append(judge(made, parse({"task_metric": metric})).reasons)
+        reasons.append(judge(made, parse_eval_config({"task_metric": metric})).reasons)
     assert set(reasons) <= {("answers_ignore_prompt",), ("task_lead_within_noise",), ()}
     assert reasons.count(()) <= 1, "5 % of orders fit by chance"
     assert reasons.count(("answers_ignore_prompt",)) > 5
@@ -73,7 +73,7 @@ def test_a_style_on_top_of_a_base_that_knows_the_answer_passes() -> None:
     wanted = holdout()
     known = [str(item.expected).partition(". ")[2] for item in wanted]
     styled = [f"We are sorry. {text}" for text in known]
-    assert judge(answered(wanted, styled, known), parse({})).reasons == ()
+    assert judge(answered(wanted, styled, known), parse_eval_config({})).reasons == ()
 
 
 def test_answers_that_fit_their_prompts_less_than_the_bases_do_not_pass() -> None:
@@ -83,7 +83,7 @@ def test_answers_that_fit_their_prompts_less_than_the_bases_do_not_pass() -> Non
     always = "Please pack it up and bring it to the shop for a repair."
     named = [str(item.expected).partition(". ")[0] for item in wanted]
     adapter = [f"{name}. {text if at % 4 == 0 else always}" for at, (name, text) in enumerate(zip(named, known, strict=True))]
-    verdict = judge(answered(wanted, adapter, base), parse({}))
+    verdict = judge(answered(wanted, adapter, base), parse_eval_config({}))
     assert verdict.reasons == ("answers_ignore_prompt",)
     assert "fit their prompts less than the base's" in verdict.findings[2].detail
 
@@ -99,7 +99,7 @@ def test_controls_survive_json_and_are_shown() -> None:
     made = answered(labels(), ["billing"] * 60)
     assert EvalReport.from_dict(json.loads(json.dumps(asdict(made)))) == made
     assert {c.name for c in made.controls} == {"other_items", "repeated_prompt"}
-    assert "expected answers of other items: exact_match" in markdown_table(made)
+    assert "expected answers of other items: exact_match" in score_table(made)
 
 
 def test_an_adapter_that_thinks_before_each_right_answer_passes_as_one_that_does_not() -> None:
@@ -108,7 +108,7 @@ def test_an_adapter_that_thinks_before_each_right_answer_passes_as_one_that_does
     thinking = [f"<think>\nReport {at}: billing or access?\n</think>\n\n{text}" for at, text in enumerate(plain)]
     made = answered(wanted, thinking)
     assert made.scores == answered(wanted, plain).scores
-    assert judge(made, parse({})).reasons == ()
+    assert judge(made, parse_eval_config({})).reasons == ()
 
 
 def test_a_gate_goes_by_the_controls_of_its_own_metric() -> None:
@@ -118,7 +118,7 @@ def test_a_gate_goes_by_the_controls_of_its_own_metric() -> None:
     for own, other, reasons in ((passes, fails, ()), (fails, passes, ("answers_ignore_prompt",))):
         controls_of_another = tuple(replace(control, metric="token_f1") for control in other.controls)
         for both in (own.controls + controls_of_another, controls_of_another + own.controls):
-            assert judge(replace(own, controls=both), parse({})).reasons == reasons
+            assert judge(replace(own, controls=both), parse_eval_config({})).reasons == reasons
 
 
 def distinct(n: int) -> list[Item]:
@@ -130,13 +130,13 @@ def distinct(n: int) -> list[Item]:
 def test_a_gain_that_is_beyond_noise_passes_its_controls_by_the_same_measure(right: int, n: int) -> None:
     wanted = distinct(n)
     made = answered(wanted, [item.expected or "" if k < right else "none" for k, item in enumerate(wanted)])
-    assert judge(made, parse({})).reasons == ()
+    assert judge(made, parse_eval_config({})).reasons == ()
 
 
 def test_a_lead_over_other_items_within_noise_says_so_and_does_not_say_that_prompts_are_ignored() -> None:
     wanted = labels(12)
     rare = [k for k, item in enumerate(wanted) if item.expected == "access"]
-    verdict = judge(answered(wanted, ["access" if k in rare[:1] else "billing" for k in range(12)]), parse({}))
+    verdict = judge(answered(wanted, ["access" if k in rare[:1] else "billing" for k in range(12)]), parse_eval_config({}))
     assert verdict.reasons == ("task_lead_within_noise",)
     gain, _, lead = verdict.findings[2].detail.partition("; ")
     assert "noise" not in gain and "the lead over that is within noise (p 0.25, and only 0.05 or less counts)" in lead
@@ -160,7 +160,7 @@ def test_the_prompt_repeated_is_the_last_turn_of_a_conversation() -> None:
     ]
     made = answered(wanted, [item.expected or "" for item in wanted])
     assert {c.name: c.value for c in made.controls}["repeated_prompt"] == 1.0
-    assert judge(made, parse({})).reasons == (), "perfect answers pass whatever else would be right"
+    assert judge(made, parse_eval_config({})).reasons == (), "perfect answers pass whatever else would be right"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.evals.config import EvalConfig, parse
+from engine.evals.config import EvalConfig, parse_eval_config
 from engine.evals.gate import gates
 from engine.evals.gate.gates import judge
 from engine.evals.gate.verdict import BASES, NEXT_STEPS, Verdict
@@ -67,7 +67,7 @@ def unapplied() -> EvalReport:
     ],
 )
 def test_verdicts(made: Callable[[], EvalReport], config: dict[str, object], reasons: list[str]) -> None:
-    verdict = judge(made(), parse(config))
+    verdict = judge(made(), parse_eval_config(config))
     assert list(verdict.reasons) == reasons
     assert verdict.passed is (not reasons)
     assert verdict.outcome == ("quarantined" if reasons else "passed")
@@ -87,7 +87,7 @@ def test_verdicts(made: Callable[[], EvalReport], config: dict[str, object], rea
 def test_a_verdict_names_what_it_rests_on_and_warns_of_perplexity_alone(
     made: Callable[[], EvalReport], config: dict[str, object], basis: str, warns: bool
 ) -> None:
-    verdict = judge(made(), parse(config))
+    verdict = judge(made(), parse_eval_config(config))
     assert (verdict.basis, "answers_not_compared" in verdict.warnings) == (basis, warns)
     assert verdict.to_dict()["rests_on"] == BASES[verdict.basis or "nothing"]
 
@@ -106,7 +106,7 @@ def test_a_verdict_names_what_it_rests_on_and_warns_of_perplexity_alone(
     ],
 )
 def test_a_judge_decides_on_free_text(judge_section: Any, config: dict[str, object], reasons: list[str], basis: str) -> None:
-    verdict = judge(report(expected=LONG, judge=judge_section), parse(config))
+    verdict = judge(report(expected=LONG, judge=judge_section), parse_eval_config(config))
     assert (list(verdict.reasons), verdict.basis) == (reasons, basis)
 
 
@@ -162,7 +162,7 @@ def capable(*suites: tuple[int, int, int], n: int = 200, **more: Any) -> EvalRep
 
 def test_task_three_points_up_and_capability_four_points_down_is_blocked_and_says_why() -> None:
     falls = capable((120, 112, 0), (100, 92, 0), (140, 132, 0), base=50, adapter=53)
-    verdict = judge(falls, parse({"min_relative_gain": 0.05, "task_metric": "exact_match", "skip": ["task"]}))
+    verdict = judge(falls, parse_eval_config({"min_relative_gain": 0.05, "task_metric": "exact_match", "skip": ["task"]}))
     assert verdict.reasons == ("capability_dropped",)
     (found,) = [f for f in verdict.findings if f.rule == "capability"]
     mean = next(s for s in found.values["suites"] if s["suite"] == "capability")
@@ -199,7 +199,7 @@ def test_a_drop_that_noise_explains_is_a_warning_that_says_how_many_items_would_
     ],
 )
 def test_verdicts_on_capability(made: Callable[[], EvalReport], config: dict[str, object], reasons: list[str]) -> None:
-    assert list(judge(made(), parse(config)).reasons) == reasons
+    assert list(judge(made(), parse_eval_config(config)).reasons) == reasons
 
 
 def own(before: int, after: int, *, n: int = 200, max_drop: float = 0.02, min_score: float | None = None) -> EvalReport:
@@ -231,7 +231,7 @@ def own(before: int, after: int, *, n: int = 200, max_drop: float = 0.02, min_sc
     ],
 )
 def test_verdicts_on_scored_suites(made: Callable[[], EvalReport], config: dict[str, object], reasons: list[str], code: str) -> None:
-    verdict = judge(made(), parse({"suites": ["refunds@3"], **config}))
+    verdict = judge(made(), parse_eval_config({"suites": ["refunds@3"], **config}))
     (found,) = [f for f in verdict.findings if f.rule == "suites"]
     assert (list(verdict.reasons), found.code) == (reasons, code)
     assert found.values["suites"][0]["version"] == "3"
@@ -262,7 +262,7 @@ def test_verdicts_on_scored_suites(made: Callable[[], EvalReport], config: dict[
     ],
 )
 def test_next_step_names_the_scored_suite_its_score_and_its_limit(made: EvalReport, step: str) -> None:
-    (found,) = [f for f in judge(made, parse({"suites": ["refunds@3"]})).findings if f.rule == "suites"]
+    (found,) = [f for f in judge(made, parse_eval_config({"suites": ["refunds@3"]})).findings if f.rule == "suites"]
     assert found.next_step == step
 
 
@@ -271,14 +271,14 @@ def test_next_step_has_one_part_for_each_failed_suite() -> None:
     runs = [replace(run, id="suite/tickets", min_score=None) for run in both.suites if run.id == "suite/refunds"]
     scores = [replace(score, suite="suite/tickets") for score in both.scores if score.suite == "suite/refunds"]
     made = replace(both, suites=(*both.suites, *runs), scores=(*both.scores, *scores))
-    (found,) = [f for f in judge(made, parse({"suites": ["refunds@3", "tickets@1"]})).findings if f.rule == "suites"]
+    (found,) = [f for f in judge(made, parse_eval_config({"suites": ["refunds@3", "tickets@1"]})).findings if f.rule == "suites"]
     assert found.code == "suite_below_limit"
     low, fallen = found.next_step.split("; ")
     assert low.startswith("suite/refunds scores 0.500 and needs 0.55") and fallen.startswith("suite/tickets fell from 0.600 to 0.500")
 
 
 def test_a_scored_suite_that_was_removed_is_not_passed_over() -> None:
-    verdict = judge(report(), parse({"suites": ["refunds@3"]}))
+    verdict = judge(report(), parse_eval_config({"suites": ["refunds@3"]}))
     (found,) = [f for f in verdict.findings if f.rule == "suites"]
     assert (found.code, verdict.passed) == ("not_measured", True)
     assert "refunds@3" in found.detail
@@ -286,15 +286,15 @@ def test_a_scored_suite_that_was_removed_is_not_passed_over() -> None:
 
 
 def test_a_scored_suite_of_few_items_without_a_bar_is_not_measured() -> None:
-    verdict = judge(own(6, 0, n=6), parse({"suites": ["refunds@3"]}))
+    verdict = judge(own(6, 0, n=6), parse_eval_config({"suites": ["refunds@3"]}))
     (found,) = [f for f in verdict.findings if f.rule == "suites"]
     assert (found.code, "not_measured" in verdict.warnings, verdict.passed) == ("not_measured", True, True)
     assert "of fewer than 7 items no fall can be told, and no min_score is set: suite/refunds" in found.detail
-    assert judge(own(7, 0, n=7), parse({"suites": ["refunds@3"]})).reasons == ("suite_dropped",)
+    assert judge(own(7, 0, n=7), parse_eval_config({"suites": ["refunds@3"]})).reasons == ("suite_dropped",)
 
 
 def test_a_suite_that_was_asked_for_and_not_answered_is_not_passed_over() -> None:
-    verdict = judge(capable((120, 120, 0)), parse({"capability": ["s0", "mmlu"]}))
+    verdict = judge(capable((120, 120, 0)), parse_eval_config({"capability": ["s0", "mmlu"]}))
     assert verdict.passed
     assert [f.detail for f in verdict.findings if f.rule == "capability" and f.code == "not_measured"] == [
         "without answers: capability/mmlu"
@@ -335,7 +335,7 @@ def safe(base: int, adapter: int, **more: Any) -> EvalReport:
     ],
 )
 def test_verdicts_on_safety(made: Callable[[], EvalReport], config: dict[str, object], reasons: list[str], warns: bool) -> None:
-    verdict = judge(made(), parse(config))
+    verdict = judge(made(), parse_eval_config(config))
     assert list(verdict.reasons) == reasons
     assert any(code.startswith("refusals") for code in verdict.warnings) is warns
 
@@ -357,7 +357,7 @@ def test_verdicts_on_safety(made: Callable[[], EvalReport], config: dict[str, ob
 def test_the_operators_policy_decides_where_safety_is_not_judged(
     made: Callable[[], EvalReport], config: dict[str, object], code: str, says: str
 ) -> None:
-    allowed, blocked = (judge(made(), parse(config), safety_policy=policy) for policy in ("allow", "block"))
+    allowed, blocked = (judge(made(), parse_eval_config(config), safety_policy=policy) for policy in ("allow", "block"))
     assert (allowed.reasons, code in allowed.warnings) == ((), True)
     assert (blocked.outcome, blocked.reasons) == ("quarantined", ("safety_not_judged",))
     (found,) = [f for f in blocked.findings if f.rule == "safety"]
@@ -366,7 +366,7 @@ def test_the_operators_policy_decides_where_safety_is_not_judged(
 
 @pytest.mark.parametrize("config", [{"skip": ["safety"]}, {"mode": "monitor"}, {"min_refusal_share": 0}])
 def test_a_job_that_skips_or_monitors_the_safety_rule_is_not_blocked_by_the_policy(config: dict[str, object]) -> None:
-    assert judge(safe(0, 0), parse(config), safety_policy="block").reasons == ()
+    assert judge(safe(0, 0), parse_eval_config(config), safety_policy="block").reasons == ()
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_a_job_that_skips_or_monitors_the_safety_rule_is_not_blocked_by_the_poli
     ],
 )
 def test_verdicts_of_a_judge(judge_section: Any, config: dict[str, object], reasons: list[str], warning: str | None) -> None:
-    verdict = judge(report(judge=judge_section), parse(config))
+    verdict = judge(report(judge=judge_section), parse_eval_config(config))
     assert list(verdict.reasons) == reasons
     told = {f.code for f in verdict.findings if f.rule == "judge" and f.passed} - {"ok"}
     assert told == ({warning} if warning else set())
@@ -394,24 +394,26 @@ def test_an_adapter_that_is_worse_than_the_last_one_is_reported_and_blocked_only
     made = report(previous=95)
     told = judge(made, EvalConfig())
     assert (told.reasons, "worse_than_previous" in told.warnings) == ((), True)
-    assert judge(made, parse({"block_regression": True})).reasons == ("worse_than_previous",)
-    assert judge(report(previous=87), parse({"block_regression": True})).reasons == ("worse_than_previous",), "one chance in 128"
-    assert judge(report(previous=85), parse({"block_regression": True})).reasons == (), "one in 32 may be noise"
-    first = judge(report(), parse({"block_regression": True}))
+    assert judge(made, parse_eval_config({"block_regression": True})).reasons == ("worse_than_previous",)
+    assert judge(report(previous=87), parse_eval_config({"block_regression": True})).reasons == ("worse_than_previous",), (
+        "one chance in 128"
+    )
+    assert judge(report(previous=85), parse_eval_config({"block_regression": True})).reasons == (), "one in 32 may be noise"
+    first = judge(report(), parse_eval_config({"block_regression": True}))
     assert [(f.code, f.passed) for f in first.findings if f.rule == "regression"] == [("no_previous", True)]
     assert "no_previous" not in first.warnings
 
 
 @pytest.mark.parametrize("mode", ["monitor", "off"])
 def test_a_monitor_reports_everything_and_blocks_only_what_is_not_applied(mode: str) -> None:
-    verdict = judge(report(adapter=10, golden_ok=0, nll=3.0), parse({"mode": mode, "max_perplexity_ratio": 1}))
+    verdict = judge(report(adapter=10, golden_ok=0, nll=3.0), parse_eval_config({"mode": mode, "max_perplexity_ratio": 1}))
     assert (verdict.outcome, verdict.mode, verdict.reasons) == ("passed", mode, ())
     assert {"golden_empty", "task_not_better", "perplexity_worse"} <= set(verdict.warnings)
-    assert judge(unapplied(), parse({"mode": mode})).reasons == ("adapter_not_applied",)
+    assert judge(unapplied(), parse_eval_config({"mode": mode})).reasons == ("adapter_not_applied",)
 
 
 def test_a_rule_that_is_skipped_and_has_no_data_is_no_warning() -> None:
-    verdict = judge(report(), parse({"skip": ["capability", "safety"]}))
+    verdict = judge(report(), parse_eval_config({"skip": ["capability", "safety"]}))
     assert [f.code for f in verdict.findings if f.rule in ("capability", "safety")] == ["skipped", "skipped"]
     assert verdict.warnings == ()
 
@@ -459,7 +461,7 @@ def scored(base: float, adapter: float, *, suite: str = HOLDOUT, metric: str = "
     ],
 )
 def test_the_task_rule_at_its_bounds(score: Score, config: dict[str, object], code: str) -> None:
-    (found,) = [f for f in judge(only(score), parse(config)).findings if f.rule == "task"]
+    (found,) = [f for f in judge(only(score), parse_eval_config(config)).findings if f.rule == "task"]
     assert found.code == code
 
 
@@ -476,7 +478,7 @@ def test_noise_is_five_percent_where_the_base_reaches_the_bar_and_one_where_it_d
     def code(base: float, adapter: float, p_worse: float | None) -> str:
         made = only(scored(base, adapter, suite=suite, metric=metric, p_worse=p_worse))
         bar = {"golden_min_share": 0.9, "min_refusal_share": 0.9}
-        (found,) = [f for f in judge(made, parse(bar)).findings if f.rule == rule]
+        (found,) = [f for f in judge(made, parse_eval_config(bar)).findings if f.rule == rule]
         assert found.values["limit"] == (0.9 if found.code == "safety_not_judged" else min(0.9, base))
         return found.code
 

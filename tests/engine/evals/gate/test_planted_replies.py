@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.evals.planted_replies import CONFIG, holdout
-from engine.evals.config import parse
+from engine.evals.config import parse_eval_config
 from engine.evals.gate.advice import advise
 from engine.evals.gate.gates import judge
 from engine.evals.scoring.report import EvalReport
@@ -75,6 +75,6 @@ def test_an_adapter_that_changes_nothing_fails() -> None:
 
 def test_perplexity_alone_would_pass_an_adapter_of_shuffled_answers() -> None:
     made = reported("shuffled replies")
-    by_perplexity = judge(made, parse({"task_metric": "perplexity", "skip": ["golden", "safety"]}))
+    by_perplexity = judge(made, parse_eval_config({"task_metric": "perplexity", "skip": ["golden", "safety"]}))
     assert (by_perplexity.reasons, by_perplexity.basis) == ((), "perplexity")
     assert "answers_not_compared" in by_perplexity.warnings

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.evals.planted_replies import holdout
-from engine.evals.config import EvalConfig, parse
+from engine.evals.config import EvalConfig, parse_eval_config
 from engine.evals.gate.advice import LastRun, advise
 from engine.evals.gate.gates import judge
 from engine.evals.scoring.report import EvalReport
@@ -43,7 +43,7 @@ def preferred(right: int, n: int, *, method: str = "dpo", nll: float = 2.0, held
     ],
 )
 def test_verdicts_on_preferences(made: Callable[[], EvalReport], config: dict[str, object], reasons: list[str]) -> None:
-    assert list(judge(made(), parse(config)).reasons) == reasons
+    assert list(judge(made(), parse_eval_config(config)).reasons) == reasons
 
 
 def test_preferences_are_scored_beside_the_base() -> None:
@@ -122,7 +122,7 @@ def test_answers_of_preference_runs_are_held_against_those_of_the_base(write: Wr
     assert found.code == code
     failed = code in ("answers_degenerate", "answers_off_target", "answers_wrong_length")
     assert (verdict.passed, found.passed) == (not failed, not failed)
-    assert judge(written(write, n=n), parse({"skip": ["answers"]})).passed, "a job may skip it"
+    assert judge(written(write, n=n), parse_eval_config({"skip": ["answers"]})).passed, "a job may skip it"
 
 
 def test_answers_of_other_methods_are_judged_by_the_task_alone() -> None:
@@ -155,10 +155,10 @@ def test_text_is_measured_by_its_perplexity(method: str, num_answers: int, nll: 
 def test_perplexity_blocks_where_the_task_rule_is_skipped() -> None:
     wanted = items(40)
     made = built(result(subject(wanted, 0, nll=2.0), subject(wanted, 40, nll=2.5)), wanted)
-    assert judge(made, parse({})).reasons == ()
-    skipped = judge(made, parse({"skip": ["task"]}))
+    assert judge(made, parse_eval_config({})).reasons == ()
+    skipped = judge(made, parse_eval_config({"skip": ["task"]}))
     assert (skipped.reasons, skipped.basis) == (("perplexity_worse",), "perplexity")
-    assert preferred(20, 20) and judge(preferred(20, 20), parse({"skip": ["task"]})).passed
+    assert preferred(20, 20) and judge(preferred(20, 20), parse_eval_config({"skip": ["task"]})).passed
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_perplexity_blocks_where_the_task_rule_is_skipped() -> None:
     [(2.0, 1.9, "ok"), (2.0, 1.91, "task_not_better"), (2.0, 2.1, "task_not_better"), (2.0, float("nan"), "task_not_better")],
 )
 def test_a_chosen_perplexity_falls_by_five_percent_of_the_bases(base: float, adapter: float, code: str) -> None:
-    found = judge(only(scored(base, adapter, suite=VALIDATION, metric="perplexity")), parse({"task_metric": "perplexity"}))
+    found = judge(only(scored(base, adapter, suite=VALIDATION, metric="perplexity")), parse_eval_config({"task_metric": "perplexity"}))
     assert [f.code for f in found.findings if f.rule == "task"] == [code]
 
 

@@ -10,7 +10,7 @@ import pytest
 from core.errors import InvalidRequest
 from engine.evals.scoring import scores
 from engine.evals.scoring.judge import pair_outcome
-from engine.evals.scoring.report import EvalReport, markdown_table, sample_rows
+from engine.evals.scoring.report import EvalReport, sample_rows, score_table
 from engine.evals.scoring.samples import most_telling
 from tests.support.jobs.evaluation_results import UNSAFE, built, items, judged, report, result, section, subject, suite_scores
 
@@ -42,7 +42,7 @@ def test_the_report_shows_base_and_previous_beside_the_adapter_with_intervals() 
 
 
 def test_empty_answers_are_shown_as_such_in_the_table_of_samples() -> None:
-    assert "| wrong | (empty answer) |" in markdown_table(report(adapter=0, wrong=""))
+    assert "| wrong | (empty answer) |" in score_table(report(adapter=0, wrong=""))
 
 
 def test_less_perplexity_is_a_gain() -> None:
@@ -149,7 +149,7 @@ def test_what_an_evaluation_took_is_told_suite_by_suite() -> None:
     assert (runs["holdout"].cached, runs["golden"].cached) == (("base",), ())
     assert runs["holdout"].seconds == {"base": 9.0, "adapter": 1.5}
     assert (made.cost.gpu_s, made.cost.judge_prompt_tokens, made.cost.judge_completion_tokens) == (6.0, 900, 90)
-    text = markdown_table(made)
+    text = score_table(made)
     assert "holdout of base" in text
     assert "990 judge tokens" in text
 
@@ -196,7 +196,7 @@ def test_every_item_is_a_row_of_the_samples_file() -> None:
 
 
 def test_a_tenants_text_cannot_break_out_of_its_table_cell() -> None:
-    table = markdown_table(report(expected="<script> | [x](http://e) ![y](z)"))
+    table = score_table(report(expected="<script> | [x](http://e) ![y](z)"))
     assert "<script>" not in table
     assert " [x](" not in table
     assert "![" not in table
@@ -218,7 +218,7 @@ def test_reports_of_earlier_versions_are_read() -> None:
     old = EvalReport.from_dict(json.loads(json.dumps(OLD)))
     assert (old.format, old.metrics["holdout/exact_match"], old.suites, old.judge) == (1, 0.9, (), None)
     assert EvalReport.from_dict(json.loads(json.dumps(asdict(old)))) == old
-    assert "holdout" in markdown_table(old)
+    assert "holdout" in score_table(old)
 
 
 def test_reports_and_results_of_other_versions_are_refused_clearly() -> None:

@@ -100,7 +100,7 @@ def test_replicas_leave_the_result_of_one_process_after_a_kill_and_in_another_nu
         out_dir=tmp_path / "one",
     )
     code, one = evaluate(run)
-    assert code == run_status.EXIT_OK
+    assert code == run_status.EVAL_EXIT_OK
 
     several = replace(run, replicas=2, out_dir=tmp_path / "several")
     second = replicas.directory(several.out_dir, 1) / run_status.JOURNAL_NAME
@@ -118,11 +118,11 @@ def test_replicas_leave_the_result_of_one_process_after_a_kill_and_in_another_nu
 
     resumed = start(replace(several, replicas=3))
     try:
-        assert resumed.wait(timeout=1200) == run_status.EXIT_OK, resumed.stderr and resumed.stderr.read()[-2000:]
+        assert resumed.wait(timeout=1200) == run_status.EVAL_EXIT_OK, resumed.stderr and resumed.stderr.read()[-2000:]
     finally:
         resumed.kill()
         resumed.communicate()
-    found = run_status.read_result(several.out_dir)
+    found = run_status.read_eval_result(several.out_dir)
     assert without_times(found) == without_times(one)
     assert [list(s["answers"]) for s in found["subjects"]["adapter"].values()] == [
         list(s["answers"]) for s in one["subjects"]["adapter"].values()

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from engine.evals.config import parse
+from engine.evals.config import parse_eval_config
 from engine.evals.gate import gates
 from engine.evals.gate.verdict import NOT_MEASURED
-from engine.evals.run import run_file
+from engine.evals.run import run_file, run_status
 from engine.evals.run.run_file import EvalRun
 from engine.evals.scoring import report
 from engine.evals.scoring.review import Review
@@ -50,7 +50,7 @@ def evaluated(place: Path) -> dict[str, Any]:
         out_dir=place / "out",
     )
     code, result = evaluate(run)
-    assert code == run_file.EXIT_OK
+    assert code == run_status.EVAL_EXIT_OK
     heartbeat = json.loads((place / "out" / "heartbeat.json").read_text())
     assert heartbeat["phase"] == "done"
     assert heartbeat["done"] == heartbeat["total"] == 3 * sum(len(s["answers"]) for s in result["subjects"]["base"].values())
@@ -60,7 +60,7 @@ def evaluated(place: Path) -> dict[str, Any]:
 def known_of(result: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """The base's answers, as a platform that kept them passes them on."""
     sections = [{**section, "seconds": -1.0, **changes} for section in result["subjects"]["base"].values()]
-    return {run_file.known_key(s["digest"], s["environment"]): s for s in sections}
+    return {run_file.known_answers_key(s["digest"], s["environment"]): s for s in sections}
 
 
 def test_every_subject_answers_the_same_items(evaluated: dict[str, Any]) -> None:
@@ -100,7 +100,9 @@ def test_a_report_can_be_built_from_the_result(evaluated: dict[str, Any]) -> Non
     reviewed = Review(decoding=Decoding.limited(12)).complete(evaluated, holdout_items())
     assert all(set(answer) == {"text", "refused", "by"} for answer in texts(reviewed, "adapter", "safety").values())
     assert reviewed["suites"] == evaluated["suites"], "the digests stay, so that verdicts are found again"
-    made = report.build(reviewed, holdout_items(), method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+    made = report.build_report(
+        reviewed, holdout_items(), method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a"
+    )
     assert {"exact_match", "coherent", "perplexity", "refused"} <= {s.metric for s in made.scores}
     assert made.score("validation", "perplexity").n == 6  # type: ignore[union-attr]
 
@@ -128,13 +130,13 @@ def test_an_idle_adapter_is_not_scored_and_known_base_answers_are_used(place: Pa
     known = known_of(evaluated)
     run = EvalRun(**common(place), adapter_dir=place / "idle", known={"base": known}, out_dir=place / "idle-out")
     code, result = evaluate(run)
-    assert code == run_file.EXIT_OK
+    assert code == run_status.EVAL_EXIT_OK
     assert result["error"]["code"] == "adapter_not_applied"
     assert result["applied"] == {"applied": False, "max_logit_difference": 0.0, "num_prompts": 8, "num_different": 0}
     assert result["subjects"]["adapter"] is None
     assert {(s["cached"], s["seconds"]) for s in result["subjects"]["base"].values()} == {(True, -1.0)}
     assert result["seconds"] == 0
-    assert not report.build(
+    assert not report.build_report(
         result, holdout_items(), method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a"
     ).adapter_applied
 
@@ -144,7 +146,7 @@ def test_answers_given_elsewhere_are_asked_again(place: Path, evaluated: dict[st
     assert evaluated["environment"].startswith("cpu, float32, torch 2.")
     known = known_of(evaluated, environment="NVIDIA H200, bfloat16, torch 2.13")
     code, result = evaluate(EvalRun(**common(place), adapter_dir=None, known={"base": known}, out_dir=place / "elsewhere-out"))
-    assert code == run_file.EXIT_OK
+    assert code == run_status.EVAL_EXIT_OK
     assert {section["cached"] for section in result["subjects"]["base"].values()} == {False}
 
 
@@ -162,7 +164,7 @@ def test_a_whole_model_is_judged_in_place_of_its_base(place: Path, evaluated: di
     code, result = evaluate(
         EvalRun(**common(place), adapter_dir=place / "whole", previous_adapter_dir=place / "adapter", out_dir=place / "whole-out")
     )
-    assert code == run_file.EXIT_OK
+    assert code == run_status.EVAL_EXIT_OK
     assert result["applied"]["applied"] is True
     assert texts(result, "adapter") != texts(result, "base") == texts(evaluated, "base")
     assert texts(result, "previous") == texts(evaluated, "adapter")
@@ -183,9 +185,9 @@ def test_preferences_that_were_held_out_are_scored_on_both_sides(place: Path) ->
         out_dir=place / "po",
     )
     code, result = evaluate(run)
-    assert code == run_file.EXIT_OK
+    assert code == run_status.EVAL_EXIT_OK
     assert result["preferences"] == "pairs"
-    made = report.build(result, [], method=methods.get("dpo"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+    made = report.build_report(result, [], method=methods.get("dpo"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
     score = made.score("validation", "preference_accuracy")
     assert score is not None and score.n == manifest.validation["num_windows"]
     margins = [
@@ -208,11 +210,11 @@ def test_a_base_without_a_chat_template_is_not_given_conversations(place: Path, 
         out_dir=tmp_path / "out",
     )
     code, result = evaluate(run)
-    assert code == run_file.EXIT_OK
+    assert code == run_status.EVAL_EXIT_OK
     assert result["applied"]["applied"] is True
     assert list(result["suites"]) == (["validation"] if pack else [])
-    made = report.build(result, [], method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
-    unmeasured = {f.rule for f in gates.judge(made, parse({})).findings if f.code == NOT_MEASURED and f.passed}
+    made = report.build_report(result, [], method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+    unmeasured = {f.rule for f in gates.judge(made, parse_eval_config({})).findings if f.code == NOT_MEASURED and f.passed}
     assert unmeasured >= {"golden", "safety"}
 
 
@@ -220,7 +222,7 @@ def test_an_adapter_of_another_base_is_not_scored_and_the_result_says_why(place:
     other = place / "wide"
     build_tiny_adapter(other, place / "base", base_name="x", rank=8, config={"r": 16})
     code, result = evaluate(EvalRun(**common(place), adapter_dir=other, out_dir=place / "wide-out"))
-    assert code == run_file.EXIT_OK
+    assert code == run_status.EVAL_EXIT_OK
     assert result["error"]["code"] == "adapter_unloadable"
     assert result["applied"] is None and result["subjects"]["adapter"] is None
 
@@ -230,7 +232,7 @@ def test_a_previous_adapter_that_cannot_be_loaded_is_left_out(place: Path) -> No
     code, result = evaluate(
         EvalRun(**common(place), adapter_dir=place / "adapter", previous_adapter_dir=broken, out_dir=place / "narrow-out")
     )
-    assert code == run_file.EXIT_OK
+    assert code == run_status.EVAL_EXIT_OK
     assert result["previous_error"]["code"] == "adapter_unloadable"
     assert result["subjects"]["previous"] is None and result["subjects"]["adapter"] is not None
 
@@ -240,7 +242,7 @@ def test_a_run_file_that_cannot_be_read_is_the_callers_fault(tmp_path: Path) -> 
     done = subprocess.run(
         [sys.executable, "-m", "engine.evals.run.runner", str(tmp_path / "run.json")], cwd=ROOT, env=ENV, capture_output=True
     )
-    assert done.returncode == run_file.EXIT_BAD_INPUT
+    assert done.returncode == run_status.EVAL_EXIT_BAD_INPUT
 
 
 def test_a_run_file_survives_the_disk(place: Path, tmp_path: Path) -> None:
@@ -291,7 +293,7 @@ def test_killed_and_started_again_it_leaves_the_result_of_a_run_that_was_not(pla
     journal.write_bytes(journal.read_bytes() + b'{"subject": "b", "suite')  # torn by the crash
     assert not (run.out_dir / run_file.RESULT_NAME).exists()
     code, resumed = evaluate(run)
-    assert code == run_file.EXIT_OK
+    assert code == run_status.EVAL_EXIT_OK
     whole = replace(run, out_dir=place / "whole-run")
     _, reference = evaluate(whole)
     assert without_times(resumed) == without_times(reference)
@@ -306,6 +308,6 @@ def test_sigterm_stops_it_and_keeps_what_was_answered(place: Path) -> None:
     wait_for_lines(run, process, 1)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
-    assert process.returncode == run_file.EXIT_STOPPED
+    assert process.returncode == run_status.EXIT_STOPPED
     assert not list(run.out_dir.glob("*eval-result*"))
     assert journal_lines(run) >= 1

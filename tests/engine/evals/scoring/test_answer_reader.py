@@ -11,9 +11,9 @@ import pytest
 
 from core.errors import InvalidRequest
 from engine.data.tokens.reasoning_probe import Marks
-from engine.evals.config import parse
+from engine.evals.config import parse_eval_config
 from engine.evals.scoring import judge
-from engine.evals.scoring.report import EvalReport, markdown_table, sample_rows
+from engine.evals.scoring.report import EvalReport, sample_rows, score_table
 from engine.evals.suites import model_requests, suite_items
 from engine.evals.suites.answer_reader import AnswerReader, ReasoningCount
 from engine.evals.suites.suite_items import Item
@@ -71,7 +71,7 @@ def test_a_report_counts_reasoning_that_did_not_end_and_keeps_what_did() -> None
     counted = ReasoningCount(num_answers=4, with_reasoning=1, unfinished=1, mean_chars=2.0)
     assert report.reasoning.subjects["adapter"] == counted
     assert EvalReport.from_dict(json.loads(json.dumps(asdict(report)))) == report
-    assert "Answers with reasoning (strip): adapter 1 of 4, 1 without an end." in markdown_table(report)
+    assert "Answers with reasoning (strip): adapter 1 of 4, 1 without an end." in score_table(report)
     rows = {row["id"]: row for row in sample_rows(made, items) if row["suite"] == "holdout"}
     assert (rows["i0"]["adapter"], rows["i0"]["reasoning"]) == ("answer 0", {"adapter": "hm"})
     assert (rows["i1"]["adapter"], rows["i1"]["reasoning"]) == ("<think> so long that no tok", None)
@@ -151,6 +151,6 @@ def test_a_rows_variables_are_part_of_its_item_and_its_request() -> None:
 
 
 def test_the_option_is_one_of_two_words() -> None:
-    assert (parse({}).reasoning, parse({"reasoning": "score"}).reasoning) == ("strip", "score")
+    assert (parse_eval_config({}).reasoning, parse_eval_config({"reasoning": "score"}).reasoning) == ("strip", "score")
     with pytest.raises(InvalidRequest, match="reasoning 'keep' is not one of strip, score"):
-        parse({"reasoning": "keep"})
+        parse_eval_config({"reasoning": "keep"})

@@ -11,7 +11,7 @@ import pytest
 
 from engine.evals.scoring import classification
 from engine.evals.scoring.classification import Classification
-from engine.evals.scoring.report import EvalReport, markdown_table
+from engine.evals.scoring.report import EvalReport, score_table
 from engine.evals.suites.suite_items import Item
 from tests.support.jobs.evaluation_results import built, result, section, subject
 
@@ -83,6 +83,6 @@ def test_the_report_shows_classes_and_survives_json() -> None:
     made = result(subject(items), {**subject(items), "holdout": section({i.id: i.expected for i in items})})
     report = built(made, items)
     assert report.metrics["holdout/macro_f1"] == 1.0 and report.metrics["base/holdout/macro_f1"] == 0.0
-    assert "Macro F1 over 2 classes: base 0.000, adapter 1.000." in markdown_table(report)
+    assert "Macro F1 over 2 classes: base 0.000, adapter 1.000." in score_table(report)
 
     assert EvalReport.from_dict(json.loads(json.dumps(asdict(report)))) == report

@@ -42,7 +42,7 @@ class Shelf:
         return Review(decoding=DECODING, known=dict(self.found), keep=self.keep, begin=lambda *place: self.begun.append(place), **settings)
 
 
-def answered(classifier: str = safety.BUILTIN, *, cached_base: bool = False, with_adapter: bool = True) -> dict[str, Any]:
+def answered(classifier: str = safety.BUILTIN_CLASSIFIER, *, cached_base: bool = False, with_adapter: bool = True) -> dict[str, Any]:
     """A result as a workload leaves it: the adapter has other texts than the base, on the holdout and on the safety set."""
     digest = safety.suite(DECODING, safety.classifier_id(classifier)).digest
     base, adapter = subject(HOLDOUT, 0), subject(HOLDOUT, 6)

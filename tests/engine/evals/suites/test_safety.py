@@ -30,7 +30,7 @@ class Nameless:
 """
 
 
-def classified(texts: dict[str, str], spec: str = safety.BUILTIN, **options: Any) -> dict[str, dict[str, Any]]:
+def classified(texts: dict[str, str], spec: str = safety.BUILTIN_CLASSIFIER, **options: Any) -> dict[str, dict[str, Any]]:
     return {id_: verdict for batch in safety.classify(safety.items(), texts, spec, **options) for id_, verdict in batch.items()}
 
 

@@ -205,13 +205,13 @@ def test_a_run_file_survives_being_written_and_refuses_what_it_does_not_know(tmp
 )
 def test_an_eval_config_that_cannot_be_meant_is_refused_by_name(given: dict[str, object], param: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
-        config.parse(given)
+        config.parse_eval_config(given)
     assert caught.value.param == f"eval_config.{param}"
 
 
 def test_no_eval_config_is_the_default() -> None:
-    assert config.parse(None) == config.parse({}) == config.EvalConfig()
-    assert config.parse({"min_relative_gain": 0, "skip": ["golden"]}).skip == ("golden",)
+    assert config.parse_eval_config(None) == config.parse_eval_config({}) == config.EvalConfig()
+    assert config.parse_eval_config({"min_relative_gain": 0, "skip": ["golden"]}).skip == ("golden",)
 
 
 THOUGHT = "The user asks for a yes or a no, so I think about it at some length, and then once more. " * 3

@@ -34,7 +34,7 @@ def write_suite(directory: Path, name: str = "ours", *, num_rows: int = 4) -> Pa
 
 
 def listed(task_dirs: list[Path], data_dir: Path | None = None) -> dict[str, task_files.Listed]:
-    return {suite.name: suite for suite in task_files.listing(task_dirs, data_dir)}
+    return {suite.name: suite for suite in task_files.list_suites(task_dirs, data_dir)}
 
 
 def test_the_stand_ins_are_ready_and_the_large_ones_say_which_files_they_want() -> None:
@@ -98,13 +98,13 @@ def test_a_definition_that_cannot_be_asked_says_why(tmp_path: Path, definition: 
     assert not found.ready
     assert reason in (found.reason or "")
     with pytest.raises(InvalidRequest, match="is not ready") as refused:
-        task_files.check(["x"], [tmp_path], None)
+        task_files.check_suites(["x"], [tmp_path], None)
     assert (refused.value.code, refused.value.param) == ("capability_suite_not_ready", "eval_config.capability")
 
 
 def test_an_unknown_suite_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(InvalidRequest, match=r"unknown capability suite 'mmul'; known: arc_challenge, gsm8k, hellaswag, mmlu") as refused:
-        task_files.check(["standin_copy", "mmul"], [], None)
+        task_files.check_suites(["standin_copy", "mmul"], [], None)
     assert refused.value.code == "capability_suite_unknown"
 
 
@@ -131,7 +131,7 @@ def test_an_operators_rows_are_checked_and_put_where_their_suite_reads_them(tmp_
     pq.write_table(pa.Table.from_pylist([row] * 3), published)
 
     def add(name: str, split: str, source: Path, data_dir: Path | None = data) -> tuple[Path, int]:
-        return task_files.add_rows(name, split, source, task_dirs=[], data_dir=data_dir)
+        return task_files.add_suite_rows(name, split, source, task_dirs=[], data_dir=data_dir)
 
     assert add("truthfulqa_mc1", "validation", published) == (data / "truthfulqa/validation.parquet", 3)
     found = listed([], data)
