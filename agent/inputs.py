@@ -20,8 +20,7 @@ from core.durable_files import in_threads, mark_used, remove_unused, sha256_of
 from core.errors import IntegrityError
 from core.retries import RetryPolicy, with_retries
 from core.workload import Input, InputFile
-from engine.training.pack_stream import ARRIVING, arrival_order
-from engine.training.spec import TrainingSpec
+from engine.training import ARRIVING, TrainingSpec, arrival_order
 
 SHARED = "base_models/"
 """Prefix of objects that belong to no tenant."""

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from core.errors import FtError, IntegrityError, Unavailable
-from engine.training.checkpoints import committed, discard, read_manifest, step_name
-from engine.training.disk_space import NO_SPACE
+from engine.training import NO_SPACE, committed_checkpoints, discard_draft, read_manifest, step_name
 
 LOCK = ".lock"
 LOCK_WAIT_S = 30.0
@@ -73,7 +72,7 @@ def free(node_dir: Path, job: str, *, trains: bool = False) -> int:
             freed += _discard([*_dispensable(directory), *directory.glob(".tmp-*"), job_dir / "uploads"])
             continue
         with contextlib.suppress(Unavailable), locked(job_dir, wait_s=SHORT_WAIT_S):
-            freed += _discard([*committed(directory)[:-1], *directory.glob(".tmp-*"), *job_dir.glob("inputs-a*")])
+            freed += _discard([*committed_checkpoints(directory)[:-1], *directory.glob(".tmp-*"), *job_dir.glob("inputs-a*")])
     for path, found in _files((node_dir / "inputs").glob("*/*")):
         if found.st_nlink == 1 and not (path.name.startswith(".") and time.time() - found.st_mtime < ABANDONED_S):
             path.unlink(missing_ok=True)
@@ -85,7 +84,7 @@ def _discard(directories: Iterable[Path]) -> int:
     freed = 0
     for path in directories:
         freed += sum(found.st_size for _, found in _files(path.rglob("*")) if found.st_nlink == 1)
-        discard(path)
+        discard_draft(path)
     return freed
 
 
@@ -102,7 +101,7 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
 
 def _dispensable(checkpoints_dir: Path) -> list[Path]:
     """Committed checkpoints except the two newest and the best."""
-    found = committed(checkpoints_dir)
+    found = committed_checkpoints(checkpoints_dir)
     best: str | None = None
     for path in reversed(found):
         try:

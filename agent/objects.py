@@ -23,7 +23,7 @@ from agent.messages import PART_BYTES, Completion, PartGrant, WriteRequest
 from core.durable_files import sync_to_disk
 from core.encrypted_files import DataKey, decrypted, encrypt, envelope_of, key_in
 from core.errors import IntegrityError, Unavailable
-from engine.training.checkpoints import Part, verify_part
+from engine.training import CheckpointPart, verify_checkpoint_part
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
@@ -60,11 +60,11 @@ class Objects:
         finally:
             beside.unlink(missing_ok=True)
 
-    def store(self, key: str, path: Path, part: Part | None, *, on_bytes: Callable[[], None] = lambda: None) -> None:
+    def store(self, key: str, path: Path, part: CheckpointPart | None, *, on_bytes: Callable[[], None] = lambda: None) -> None:
         """Store the file under `key`. ``IntegrityError`` if it is not the one that `part` describes: it was damaged on this node."""
         digests, whole, size = _digests(path, on_bytes)
         if part is not None and (whole, size) != (part.sha256, part.bytes):
-            verify_part(path, part)
+            verify_checkpoint_part(path, part)
             raise Unavailable(f"{path.name} was read differently twice on this node", code="object_store_unavailable")
         grants = _Grants(self._api, WriteRequest(key=key, part_sha256=digests), renew_after_s=self._renew_after_s)
         first = grants.of_part(0)

@@ -19,7 +19,7 @@ from agent.training_files import Line
 from agent.uploads.log_upload import LogUpload
 from core.errors import FtError, Unavailable
 from core.retries import RetryPolicy
-from engine.training.failures import StopReason
+from engine.training import StopReason
 
 HUNG_EXIT = 70
 """Exit code of an agent that gave up."""

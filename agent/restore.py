@@ -14,9 +14,21 @@ from agent.objects import Objects
 from core.errors import IntegrityError
 from core.retries import RetryPolicy, with_retries
 from core.workload import StoredCheckpoint
-from engine.training import checkpoints
-from engine.training.checkpoints import MANIFEST, step_name
-from engine.training.spec import TrainingSpec
+from engine.training import (
+    CHECKPOINT_MANIFEST,
+    TRAINER_STATE,
+    TrainingSpec,
+    checkpoint_parts,
+    discard_draft,
+    latest_valid_checkpoint,
+    manifest_digest,
+    read_manifest,
+    recover_checkpoints,
+    set_aside_newer,
+    step_name,
+    verify_checkpoint_for,
+    verify_checkpoint_part,
+)
 
 RETRIES = RetryPolicy(give_up_s=300.0)
 """The store is unavailable: an older checkpoint on this node must not replace a newer one that is merely out of reach."""
@@ -31,31 +43,31 @@ def restore(objects: Objects, spec: TrainingSpec, stored: Sequence[StoredCheckpo
     Skips, newest first, checkpoints that are damaged, incomplete or of another training. An unavailable store raises ``Unavailable`` and is
     not damage: it never causes a restart from the beginning.
     """
-    checkpoints.recover(directory)
+    recover_checkpoints(directory)
     skipped: dict[int, str] = {}
 
     def skip(path: Path, why: str) -> None:
         log.warning("%s: %s", path.name, why)
         skipped[int(path.name.removeprefix("step-"))] = why  # of two copies, report what was found in the store
 
-    local = checkpoints.latest_valid(directory, spec, required=checkpoints.checkpoint_parts(spec), on_skip=skip)
-    step = checkpoints.read_manifest(local).step if local else 0
+    local = latest_valid_checkpoint(directory, spec, required=checkpoint_parts(spec), on_skip=skip)
+    step = read_manifest(local).step if local else 0
     for row in stored:
         if row.step > step and _fetched(objects, spec, row, directory, skip):
             step = row.step
             break
     if step and spec.optimization.early_stopping is not None:
         _have_best(objects, spec, stored, directory, step, skip)
-    checkpoints.set_aside_newer(directory, step)
+    set_aside_newer(directory, step)
     return Restored(step=step, skipped=tuple(Skipped(step=at, why=why) for at, why in skipped.items()))
 
 
 def _have_best(objects: Objects, spec: TrainingSpec, stored: Sequence[StoredCheckpoint], directory: Path, step: int, skip: Skip) -> None:
     """Fetch the checkpoint with the best validation too: an early stop returns to it."""
-    state = json.loads((directory / step_name(step) / checkpoints.STATE).read_text())
+    state = json.loads((directory / step_name(step) / TRAINER_STATE).read_text())
     best = directory / step_name(int(state.get("best_step") or step))
     try:
-        checkpoints.verify_for(best, spec, required=checkpoints.checkpoint_parts(spec))
+        verify_checkpoint_for(best, spec, required=checkpoint_parts(spec))
     except IntegrityError as error:
         row = next((row for row in stored if step_name(row.step) == best.name), None)
         if row is None or not _fetched(objects, spec, row, directory, skip):
@@ -66,10 +78,10 @@ def _fetched(objects: Objects, spec: TrainingSpec, row: StoredCheckpoint, direct
     target = directory / step_name(row.step)
     try:
         with_retries(lambda: _fetch(objects, row, target), RETRIES)
-        checkpoints.verify_for(target, spec, required=checkpoints.checkpoint_parts(spec))
+        verify_checkpoint_for(target, spec, required=checkpoint_parts(spec))
     except IntegrityError as error:
         skip(target, error.message)
-        checkpoints.discard(target)
+        discard_draft(target)
         return False
     return True
 
@@ -77,17 +89,22 @@ def _fetched(objects: Objects, spec: TrainingSpec, row: StoredCheckpoint, direct
 def _fetch(objects: Objects, row: StoredCheckpoint, target: Path) -> None:
     """Have the committed checkpoint in `target`, whole and verified, by one rename; files that are here already are not fetched again."""
     beside = target.parent / f".fetching-{row.manifest_sha256[:32]}"
-    _fetch_part(objects, f"{row.prefix}/{MANIFEST}", beside / MANIFEST, lambda path: _check_manifest(path, row.manifest_sha256))
-    for name, part in checkpoints.read_manifest(beside).files.items():
+    _fetch_part(
+        objects,
+        f"{row.prefix}/{CHECKPOINT_MANIFEST}",
+        beside / CHECKPOINT_MANIFEST,
+        lambda path: _check_manifest(path, row.manifest_sha256),
+    )
+    for name, part in read_manifest(beside).files.items():
         if (target / name).is_file() and not (beside / name).exists():  # the part of this node
             link(target / name, beside / name)
-        _fetch_part(objects, f"{row.prefix}/{name}", beside / name, lambda path, part=part: checkpoints.verify_part(path, part))  # type: ignore[misc]
+        _fetch_part(objects, f"{row.prefix}/{name}", beside / name, lambda path, part=part: verify_checkpoint_part(path, part))  # type: ignore[misc]
     shutil.rmtree(target, ignore_errors=True)
     beside.rename(target)
 
 
 def _check_manifest(path: Path, sha256: str) -> None:
-    if not path.is_file() or checkpoints.manifest_digest(path.parent) != sha256:
+    if not path.is_file() or manifest_digest(path.parent) != sha256:
         raise IntegrityError(f"{path} is not the manifest that was committed")
 
 

@@ -29,9 +29,7 @@ from agent.workload_supervisor import FETCH, OUTSIDE, TICK_S, Stop, WorkloadSupe
 from core.errors import Unavailable
 from core.retries import RetryPolicy, with_retries
 from core.workload import Workload
-from engine.training import checkpoints
-from engine.training.failures import ExitEvidence, Outcome, StopReason, lost_another_rank
-from engine.training.spec import TrainingSpec
+from engine.training import ExitEvidence, Outcome, StopReason, TrainingSpec, committed_checkpoints, lost_another_rank
 
 API_RETRIES = RetryPolicy(first_s=0.5, most_s=5.0, give_up_s=600.0)
 PEER = "peer"
@@ -181,7 +179,7 @@ class Supervisor(WorkloadSupervisor):
 
     def _offer(self, uploader: Uploader, offered: str) -> str:
         """Read new metrics, and queue the newest checkpoint for upload unless it was already; returns its name."""
-        newest = checkpoints.committed(self.job_dir / "checkpoints")[-1:]
+        newest = committed_checkpoints(self.job_dir / "checkpoints")[-1:]
         if self._leads:
             self._metrics.read()  # now: a checkpoint appears after the metrics of its steps
         if newest and newest[0].name != offered:

@@ -19,7 +19,7 @@ from agent.reporter import Reporter
 from agent.training_files import LOADING_S
 from core.errors import FtError
 from core.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
-from engine.training.disk_space import is_disk_full
+from engine.training import is_disk_full
 
 TICK_S = 0.1
 STAGED_VARIABLES = frozenset({VARIABLE, TOKEN_FILE, NODE, NODE_DIR})

@@ -1,7 +1,7 @@
 """Lists the licences of the packages and of the contamination lists in the images: ``python -m tools.licences`` writes ``THIRD-PARTY.md``.
 
 Licences are SPDX expressions, from the metadata of the installed packages, or from `STATED` where those are vague or absent. A package
-whose licence is unknown fails the command, and so does a licence that is neither permissive nor in `NAMED`.
+whose licence is unknown fails the command, and so does a licence that is neither permissive nor in `WELL_KNOWN_SHAPES`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PERMISSIVE = frozenset({
     "0BSD", "AFL-2.1", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "LLVM-exception",
     "MIT", "MIT-0", "MIT-CMU", "NCSA", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib",
 })  # fmt: skip
-NAMED: Mapping[str, str] = {
+WELL_KNOWN_SHAPES: Mapping[str, str] = {
     "LGPL-2.1-or-later": "weak copyleft: used unchanged as a library; changes of it must be published",
     "LGPL-3.0-only": "weak copyleft: used unchanged as a library; changes of it must be published",
     "LGPL-3.0-or-later": "weak copyleft: used unchanged as a library; changes of it must be published",
@@ -69,10 +69,10 @@ def licence_of(package: str) -> str | None:
 def _spdx(text: str) -> str | None:
     """Return `text` as an SPDX expression of licences that are known here; None if it is none."""
     text = text.strip().splitlines()[0]  # some quote the whole licence
-    by_name = {one.lower(): one for one in (*PERMISSIVE, *NAMED)}
+    by_name = {one.lower(): one for one in (*PERMISSIVE, *WELL_KNOWN_SHAPES)}
     if (stated := TEXTS.get(text.lower())) or (stated := by_name.get(text.lower())):
         return stated
-    return text if ids(text) and ids(text) <= {*PERMISSIVE, *NAMED} else None
+    return text if ids(text) and ids(text) <= {*PERMISSIVE, *WELL_KNOWN_SHAPES} else None
 
 
 def ids(expression: str) -> set[str]:
@@ -94,7 +94,7 @@ def render(packages: Mapping[str, tuple[str, str]], control_plane: Iterable[str]
     rows = [f"| {p} | {v} | {licence} | {'both' if p in in_both else 'trainer'} |" for p, (v, licence) in packages.items()]
     named = [
         f"- `{one}`, {why}: {', '.join(p for p, (_, licence) in packages.items() if one in ids(licence))}."
-        for one, why in sorted(NAMED.items())
+        for one, why in sorted(WELL_KNOWN_SHAPES.items())
         if any(one in ids(licence) for _, licence in packages.values())
     ]
     return "\n".join([HEAD, "## Not permissive", "", *named, "", "## All", "", TABLE, *rows, "", *lists()])

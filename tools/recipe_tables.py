@@ -8,15 +8,15 @@ from typing import Any
 
 from engine.training import methods
 from engine.training.hyperparameters import OF_EVERY_RECIPE
-from engine.training.recipes import Recipe, load_all
-from engine.training.requested_hyperparameters import LIMITS
+from engine.training.recipes import Recipe, load_recipes
+from engine.training.requested_hyperparameters import HYPERPARAMETER_LIMITS
 
 
 def methods_table() -> str:
     """Lists every method with its data and how its learning rate follows from SFT's."""
     rows = [
         f"| `{m.name}` | {m.summary} | {m.row_help} | {m.learning_rate_factor:g} | {'yes' if m.needs_reference else 'no'} |"
-        for m in methods.registered().values()
+        for m in methods.registered_methods().values()
     ]
     head = "| method | what it does | rows | learning rate (multiple of SFT's) | reference |\n|---|---|---|---|---|"
     return "\n".join([head, *rows])
@@ -26,7 +26,7 @@ def settings_table() -> str:
     """Lists every setting that belongs to a single method."""
     rows = [
         f"| `{m.name}` | `{name}` | {_shown(s.default)} | {s.limit.text} | {s.source} |"
-        for m in methods.registered().values()
+        for m in methods.registered_methods().values()
         for name, s in m.settings.items()
     ]
     return "\n".join(["| method | setting | default | may be | source |", "|---|---|---|---|---|", *rows])
@@ -34,20 +34,20 @@ def settings_table() -> str:
 
 def options_table() -> str:
     """Lists the settings of every method that no recipe sets."""
-    rows = [f"| `{name}` | {_shown(d.value)} | {LIMITS[name].text} | {d.source} |" for name, d in OF_EVERY_RECIPE.items()]
+    rows = [f"| `{name}` | {_shown(d.value)} | {HYPERPARAMETER_LIMITS[name].text} | {d.source} |" for name, d in OF_EVERY_RECIPE.items()]
     return "\n".join(["| setting | default | may be | source of the default |", "|---|---|---|---|", *rows])
 
 
 def recipes_table() -> str:
     """Lists every recipe with the models it applies to."""
-    rows = [f"| `{r.label}` | {r.adapter} | {_models(r)} | {_sizes(r)} | {r.summary} |" for r in load_all().values()]
+    rows = [f"| `{r.label}` | {r.adapter} | {_models(r)} | {_sizes(r)} | {r.summary} |" for r in load_recipes().values()]
     return "\n".join(["| recipe | adapter | base models | parameters | |", "|---|---|---|---|---|", *rows])
 
 
 def defaults_table() -> str:
     """Lists every default with its source: all for recipes for any model, the differences for others."""
     rows, seen = [], set[tuple[str, str, str, str]]()
-    for recipe in load_all().values():
+    for recipe in load_recipes().values():
         for name, method, value, source in _defaults(recipe):
             if (recipe.adapter, name, method, f"{value}{source}") in seen:
                 continue

@@ -26,13 +26,13 @@ from core.errors import Conflict, FtError, IntegrityError, Unavailable
 from core.retries import FAILURES, RetryPolicy
 from core.telemetry.redaction import without_credentials
 from core.workload import Workload
-from engine.training.checkpoints import (
-    MANIFEST,
-    Manifest,
-    check_parts,
-    encoded,
+from engine.training import (
+    CHECKPOINT_MANIFEST,
+    CheckpointManifest,
+    check_checkpoint_parts,
+    encoded_manifest,
     manifest_digest,
-    merged,
+    merged_manifest,
     parse_manifest,
     part_manifest,
     read_manifest,
@@ -59,22 +59,22 @@ Tell = Callable[[Notice], None]
 
 def store_directory(
     objects: Objects, directory: Path, prefix: str, sent: set[str], *, on_bytes: Callable[[], None] = lambda: None
-) -> Manifest:
+) -> CheckpointManifest:
     """Store a committed directory, its manifest last; files named in `sent` are stored already, and those stored now are added to it.
 
     Every byte is held against the manifest. ``IntegrityError`` if the directory is damaged on this node.
     """
     manifest = read_manifest(directory)
-    check_parts(manifest, directory)
+    check_checkpoint_parts(manifest, directory)
     for name in sorted(set(manifest.files) - sent):
         objects.store(f"{prefix}/{name}", directory / name, manifest.files[name], on_bytes=on_bytes)
         sent.add(name)
-    objects.store(f"{prefix}/{_stored_name(manifest)}", directory / MANIFEST, None)
+    objects.store(f"{prefix}/{_stored_name(manifest)}", directory / CHECKPOINT_MANIFEST, None)
     return manifest
 
 
-def _stored_name(manifest: Manifest) -> str:
-    return part_manifest(manifest.node) if manifest.num_nodes > 1 else MANIFEST
+def _stored_name(manifest: CheckpointManifest) -> str:
+    return part_manifest(manifest.node) if manifest.num_nodes > 1 else CHECKPOINT_MANIFEST
 
 
 def commit(api: ApiClient, what: Commit, sent: set[str]) -> None:
@@ -90,7 +90,7 @@ def commit(api: ApiClient, what: Commit, sent: set[str]) -> None:
 class _Pinned:
     directory: Path
     """Directory of hard links to a checkpoint's files, which keep them while the training process retires it."""
-    manifest: Manifest
+    manifest: CheckpointManifest
 
 
 class Uploader:
@@ -121,7 +121,7 @@ class Uploader:
         self._failing_since: float | None = None
         self._api_is_away = False
         self._moved_at = time.monotonic()
-        self._unjoined: dict[int, Manifest] = {}
+        self._unjoined: dict[int, CheckpointManifest] = {}
         """This node's stored parts, by step, of checkpoints that wait for the parts of other nodes."""
         self._joined_at = 0.0
         """When the last look at the other parts began."""
@@ -215,7 +215,7 @@ class Uploader:
         self._pinned_steps.add(manifest.step)
         return _Pinned(directory=pin, manifest=manifest)
 
-    def _is_news(self, manifest: Manifest, digest: str) -> bool:
+    def _is_news(self, manifest: CheckpointManifest, digest: str) -> bool:
         """Whether the store lacks it, including one that an earlier attempt left only on this node.
 
         Of several nodes, the first one sends what is whole, and each its parts of this attempt: others would not fit together.
@@ -325,9 +325,9 @@ class Uploader:
             path = self._pins / Path(key).name
             self._objects.fetch(key, path)
             parts.append(parse_manifest(path.read_bytes(), name=key))
-        whole = self._pins / MANIFEST
-        whole.write_bytes(encoded(merged(parts)))
-        self._objects.store(f"{prefix}/{MANIFEST}", whole, None)
+        whole = self._pins / CHECKPOINT_MANIFEST
+        whole.write_bytes(encoded_manifest(merged_manifest(parts)))
+        self._objects.store(f"{prefix}/{CHECKPOINT_MANIFEST}", whole, None)
         self._before_commit()
         digest = sha256_of(whole)
         self._api.commit(Commit(step=step, manifest_sha256=digest))
@@ -388,7 +388,7 @@ def commit_final(
         tell(upload_recovered(time.monotonic() - failed_at[0]))
 
 
-def _best_step(manifest: Manifest) -> int | None:
+def _best_step(manifest: CheckpointManifest) -> int | None:
     """Return the step that an early stop at this checkpoint would return to."""
     best = manifest.metrics.get("best_step")
     return None if best is None else int(best)

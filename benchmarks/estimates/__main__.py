@@ -14,7 +14,7 @@ from benchmarks.estimates import published
 from benchmarks.scheduler.simulation.tables import markdown
 from core.errors import InvalidRequest
 from engine.training import cost_model, memory, model_shapes
-from engine.training.memory import COUNTS, Case
+from engine.training.memory import GANG_SIZES, Case
 
 OUT = Path(__file__).parents[1] / "estimates_202611.md"
 TOKENS = 100_000_000
@@ -41,7 +41,7 @@ def page() -> str:
         f"## {TOKENS / 1e6:.0f}M tokens of SFT, windows of {SEQUENCE:,}, {BATCH} a step, bf16, flex attention\n\nHours / GPU-hours, with "
         "the strategy, the micro-batch and the recomputation that the memory estimate chooses; `-`: does not fit, or a step of 32 "
         "windows is not divisible so.\n",
-        markdown(["model", "adapter", "GPU", *map(str, COUNTS)], list(_expected())),
+        markdown(["model", "adapter", "GPU", *map(str, GANG_SIZES)], list(_expected())),
         "\n## Published throughputs\n\nTokens a second and GPU. `c`: the row chose a constant; the others were not looked at for that.\n",
         _compared(),
         _sources(),
@@ -54,19 +54,19 @@ def _expected() -> Iterator[list[str]]:
         for adapter in ADAPTERS:
             for gpu in GPUS:
                 cells = []
-                for count in COUNTS:
+                for count in GANG_SIZES:
                     case = placed(model, adapter, gpu, count)
                     if case is None:
                         cells.append("-")
                         continue
-                    hours = cost_model.cost(case, gpu, rows=TOKENS / SEQUENCE, tokens=TOKENS).total_s / 3600
+                    hours = cost_model.training_cost(case, gpu, rows=TOKENS / SEQUENCE, tokens=TOKENS).total_s / 3600
                     cells.append(f"{hours:.2f} / {hours * count:.1f}")
                 yield [model, adapter, gpu, *cells]
 
 
 def placed(model: str, adapter: Adapter, gpu: str, count: int) -> Case | None:
     """As the platform would train it on `count` GPUs; None where it does not fit."""
-    shape = model_shapes.named(model)
+    shape = model_shapes.well_known_shape(model)
     assert shape is not None
     case = Case(
         shape=shape, adapter=adapter, max_seq_len=SEQUENCE, rank=RANKS[model], attention="flex_attention", gradient_checkpointing=True,

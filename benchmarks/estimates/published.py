@@ -48,7 +48,7 @@ def read(path: Path = FILE) -> list[Published]:
 
 
 def _row(row: Mapping[str, Any], own: Mapping[str, ModelShape], sources: Mapping[str, Any]) -> Published:
-    shape = own.get(row["model"]) or model_shapes.named(row["model"])
+    shape = own.get(row["model"]) or model_shapes.well_known_shape(row["model"])
     if shape is None or row["source"] not in sources:
         raise ValueError(f"{FILE.name}: model {row['model']!r} has no shape, or source {row['source']!r} no entry; add it above the rows")
     case = Case(

@@ -110,7 +110,7 @@ class Bench:
         built = report.build_report(
             result,
             self.files.items,
-            method=methods.get("sft"),
+            method=methods.method_named("sft"),
             base_model=SERVED_NAME,
             base_digest=digest_of(self.base),
             adapter_manifest_sha256=manifest_of(adapter),

@@ -103,7 +103,12 @@ def evaluate(directory: Path, name: str, adapter: Path) -> dict[str, Any]:
 def reported(result: Mapping[str, Any], items: Sequence[Item]) -> EvalReport:
     """The report of a result, as a job's own evaluation makes it."""
     return report.build_report(
-        result, items, method=methods.get("sft"), base_model="demo-llama-3m", base_digest="0" * 64, adapter_manifest_sha256="0" * 64
+        result,
+        items,
+        method=methods.method_named("sft"),
+        base_model="demo-llama-3m",
+        base_digest="0" * 64,
+        adapter_manifest_sha256="0" * 64,
     )
 
 

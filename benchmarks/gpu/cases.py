@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.training.memory import Case, estimate
-from engine.training.model_shapes import NAMED, ModelShape
+from engine.training.model_shapes import WELL_KNOWN_SHAPES, ModelShape
 from engine.training.spec import Attention, CheckpointPolicy, LoraSettings, Optimization, Quantization, Strategy, TrainingSpec
 
 NEVER = 1_000_000_000
@@ -17,7 +17,7 @@ TINY = ModelShape(
     num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=176, vocab=512, tied_embeddings=True,
     context_length=512,
 )  # fmt: skip
-SHAPES: Mapping[str, ModelShape] = {**{n: NAMED[n] for n in ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-32b")}, "tiny": TINY}
+SHAPES: Mapping[str, ModelShape] = {**{n: WELL_KNOWN_SHAPES[n] for n in ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-32b")}, "tiny": TINY}
 WARM_UP = 3
 """First steps, which are not measured: kernels are chosen and memory is found in them."""
 FINGERPRINT = "pk_benchmark"

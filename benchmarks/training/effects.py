@@ -39,7 +39,7 @@ from core.typed_json import from_json
 from engine.training import methods
 from engine.training.hyperparameters import ModelFacts, PackFacts, plan, resolve
 from engine.training.recipes import AdapterKind
-from engine.training.reference_logps import key_for
+from engine.training.reference_logps import reference_key_for
 from engine.training.spec import RunFile, TrainingSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -131,7 +131,7 @@ class Ground:
         """As a job of this trial would be given to the training process."""
         facts = ModelFacts(**{name: getattr(self.model, name) for name in ModelFacts.__slots__})
         requested: dict[str, Any] = {"max_steps": self.sizes.steps, "batch_size": trial.batch, "n_epochs": 50}
-        if methods.get(trial.method).pack != "windows":
+        if methods.method_named(trial.method).pack != "windows":
             requested["per_device_batch_size"] = trial.batch
         planned = plan(requested, facts, method=trial.method, adapter=trial.adapter)
         pack_dir, pack = build_pack(trial.method, self.train, self.base, planned.max_seq_len, self.root)
@@ -151,8 +151,8 @@ class Ground:
 
     def _with_reference(self, spec: TrainingSpec, pack_dir: Path, work: Path) -> RunFile:
         """The training computes its reference log-probabilities itself."""
-        if methods.get(spec.method).needs_reference:
-            spec = replace(spec, reference=key_for(spec))
+        if methods.method_named(spec.method).needs_reference:
+            spec = replace(spec, reference=reference_key_for(spec))
         return RunFile(spec=spec, attempt=1, base_model_dir=self.base, pack_dir=pack_dir, work_dir=work)
 
 

@@ -111,6 +111,6 @@ def build_pack(method: str, cases: Sequence[Case], base: Path, max_seq_len: int,
         if example is None or problems:
             raise ValueError(f"row {number} of {method} is no {fmt} row: {problems}")
         examples.append(example)
-    kind, out = methods.get(method).pack, root / f"pack-{fmt}"
+    kind, out = methods.method_named(method).pack, root / f"pack-{fmt}"
     settings = PackSettings(max_seq_len=max_seq_len)
     return out, build(examples, ChatTokenizer.load(base), settings, out, dataset_id=f"ds_effects_{fmt}", kind=kind)

@@ -38,7 +38,7 @@ def compare(
     bases = {mean: np.array(eyes.right_first(eyes.load(None, adapter="lora"), per_token=mean), np.float64) for mean in (False, True)}
     print(f"{'':12}{'rate':>9}{'steps':>7}{'base':>8}{'trained, by seed':>24}{'change':>9}  95 % interval", flush=True)
     for method, adapter in trials or [(m, a) for a in ADAPTERS for m in METHODS]:
-        per_token = methods.get(method).reward_per_token
+        per_token = methods.method_named(method).reward_per_token
         before = bases[per_token]
         after, run = [], run_of(method, adapter, seed=seeds[0])
         for seed in seeds:

@@ -20,7 +20,7 @@ def train(run: RunFile, progress: Progress | None = None) -> None:
     run.work_dir.mkdir(parents=True, exist_ok=True)
     vocab_size = int(json.loads((run.base_model_dir / "config.json").read_text())["vocab_size"])
     rows = pack_loader.load(run.pack_dir, run.spec, vocab_size=vocab_size)
-    imports.import_stack(methods.get(run.spec.method), run.spec)
+    imports.import_stack(methods.method_named(run.spec.method), run.spec)
     from engine.training.runtime import reference, train
 
     if run.spec.reference and run.reference_dir is None:

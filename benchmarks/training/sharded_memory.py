@@ -146,7 +146,7 @@ def _spec(strategy: str) -> TrainingSpec:
 def measure(run_file: Path) -> dict[str, Any]:
     """In a process of its own: trains one rank and returns what it took."""
     run = RunFile.read(run_file)
-    imports.import_stack(methods.get("sft"), run.spec)
+    imports.import_stack(methods.method_named("sft"), run.spec)
     importlib.import_module("engine.training.runtime.train")
     importlib.import_module(f"engine.training.runtime.parallel.{'zero' if run.spec.strategy.startswith('zero') else 'fsdp2'}")
     importlib.import_module("transformers.models.llama.modeling_llama")

@@ -44,7 +44,7 @@ from engine.adapters.exports.archive import Built, Order
 from engine.adapters.record import FULL, AdapterRecord
 from engine.adapters.stages import Stage
 from engine.data.blocks.pass_progress import Progress
-from engine.training.cost_model import READ_BYTES_PER_S, SETUP_S
+from engine.training import READ_BYTES_PER_S, SETUP_S
 
 MAKER = "control_plane.sandbox.task_export"
 MAX_PENDING = 10

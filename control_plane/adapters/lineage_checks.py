@@ -24,7 +24,7 @@ from engine.adapters.package import MANIFEST
 from engine.adapters.record import AdapterRecord
 from engine.adapters.signatures import dsse, statements
 from engine.data.stored_rows import content_digest
-from engine.training.spec import canonical_json
+from engine.training import canonical_json
 
 AT_ONCE = 2
 """Concurrent verifications per process: each reads gigabytes."""

@@ -19,8 +19,7 @@ from engine.adapters.llm_d import Pool
 from engine.adapters.record import FULL, AdapterRecord
 from engine.data.tokens.call_form import rendered_call
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
-from engine.training import model_shapes
-from engine.training.model_shapes import ModelShape
+from engine.training import ModelShape, shape_of
 
 PARSERS: Mapping[str, str] = {
     r"<tool_call>\s*<function=": "qwen3_coder",
@@ -118,7 +117,7 @@ def route(platform: Platform, tenant: str, name: str) -> str:
 
 @cache  # callers look up the URLs of pools for every request
 def _shape(base: BaseModel) -> ModelShape:
-    return model_shapes.of(base.id, directory=base.directory, repo=base.repo, num_parameters=base.num_parameters)
+    return shape_of(base.id, directory=base.directory, repo=base.repo, num_parameters=base.num_parameters)
 
 
 def tool_flags(directory: Path | None) -> list[str]:

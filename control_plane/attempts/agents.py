@@ -50,8 +50,17 @@ from core.storable_text import printable, storable
 from core.telemetry import correlation
 from core.typed_json import from_json
 from core.workload import Kind
-from engine.training.checkpoints import MANIFEST, Manifest, is_sharded, merged, parse_manifest, part_manifest
-from engine.training.failures import ExitEvidence, Outcome, StopReason
+from engine.training import (
+    CHECKPOINT_MANIFEST,
+    CheckpointManifest,
+    ExitEvidence,
+    Outcome,
+    StopReason,
+    is_sharded,
+    merged_manifest,
+    parse_manifest,
+    part_manifest,
+)
 
 NOTICES: Mapping[str, Level] = {
     "checkpoint_upload_failed": "warn", "checkpoint_upload_recovered": "info", "checkpoint_upload_abandoned": "warn",
@@ -550,18 +559,18 @@ def _check_own(held: Claim, key: str) -> None:
         raise Forbidden(f"attempt {held.attempt} of job {held.job_id} may not write object {key[:200]!r}", code="not_its_object")
 
 
-def _stored(platform: Platform, prefix: str, manifest_sha256: str) -> Manifest:
+def _stored(platform: Platform, prefix: str, manifest_sha256: str) -> CheckpointManifest:
     """Return the manifest of what was stored under `prefix`, whose objects have the sizes that it lists.
 
     Their bytes were held against their digests on the way: by the bucket, or by the agent that read them back.
     """
     try:
-        data = platform.objects.get_bytes(f"{prefix}/{MANIFEST}")
+        data = platform.objects.get_bytes(f"{prefix}/{CHECKPOINT_MANIFEST}")
     except NotFound:
         data = b""
     if hashlib.sha256(data).hexdigest() != manifest_sha256:
-        raise Conflict(f"{prefix}/{MANIFEST} is not the manifest that was to be committed", code=NOT_STORED)
-    manifest = parse_manifest(data, name=f"{prefix}/{MANIFEST}")
+        raise Conflict(f"{prefix}/{CHECKPOINT_MANIFEST} is not the manifest that was to be committed", code=NOT_STORED)
+    manifest = parse_manifest(data, name=f"{prefix}/{CHECKPOINT_MANIFEST}")
     sizes = {info.key.removeprefix(f"{prefix}/"): info.size_bytes for info in platform.objects.list(prefix)}
     wrong = sorted(name for name, part in manifest.files.items() if sizes.get(name) != part.bytes)
     if wrong:
@@ -569,11 +578,11 @@ def _stored(platform: Platform, prefix: str, manifest_sha256: str) -> Manifest:
     return manifest
 
 
-def _check_parts(platform: Platform, held: Claim, prefix: str, whole: Manifest) -> None:
+def _check_parts(platform: Platform, held: Claim, prefix: str, whole: CheckpointManifest) -> None:
     """Raise ``Conflict`` unless every node has stored its part, and `whole` lists just what they say they wrote."""
     try:
         data = [(name, platform.objects.get_bytes(f"{prefix}/{name}")) for name in map(part_manifest, range(held.num_nodes))]
-        parts = merged([parse_manifest(part, name=f"{prefix}/{name}") for name, part in data])
+        parts = merged_manifest([parse_manifest(part, name=f"{prefix}/{name}") for name, part in data])
     except (NotFound, IntegrityError) as error:
         raise Conflict(f"{prefix} lacks the part of a node: {error.message}", code=NOT_STORED) from error
     if wrong := sorted(name for name in {*parts.files, *whole.files} if parts.files.get(name) != whole.files.get(name)):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from control_plane.platform.protocols import WorkloadStatus
 from core.workload import Kind, NodeShare
-from engine.training.failures import FailureClass
-from engine.training.spec import TrainingSpec
+from engine.training import FailureClass, TrainingSpec
 
 STOP_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL; a checkpoint is promised within 25."""

@@ -29,8 +29,7 @@ from control_plane.queue.tables import reservations
 from core.base_models import CHANGED
 from core.errors import Fault, IntegrityError
 from engine import scheduler
-from engine.training.failures import FailureClass, Outcome, PastAttempt, Retry, with_half_batch
-from engine.training.spec import TrainingSpec
+from engine.training import FailureClass, Outcome, PastAttempt, Retry, TrainingSpec, with_half_batch
 
 
 def reserved(held: Claim) -> sa.ColumnElement[bool]:

@@ -22,7 +22,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue.tables import reservations
 from core.errors import Conflict, Fault, FtError, InvalidRequest
-from engine.training.failures import FailureClass, Outcome, Retry, StopReason
+from engine.training import FailureClass, Outcome, Retry, StopReason
 
 FAILED = "evaluation_failed"
 MAX_FAILURES = 3

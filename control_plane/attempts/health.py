@@ -47,9 +47,7 @@ from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import RunLog, Tables, TrackedRun
 from control_plane.queue.tables import reservations
 from core.telemetry.redaction import without_credentials
-from engine.training.cost_model import SPEEDS
-from engine.training.loss_curve_svg import loss_curve_svg
-from engine.training.spec import TrainingSpec
+from engine.training import GPU_SPEEDS, TrainingSpec, loss_curve_svg
 
 WATCHED_STEPS = 2000
 """Newest steps that verdicts consider."""
@@ -337,7 +335,7 @@ def _pace_of_jobs_alike(conn: Connection, held: Claim) -> Pace | None:
 
 def _modelled_step_s(platform: Platform, held: Claim) -> float | None:
     """Return the expected seconds of a step; None on a CPU, for whose steps the cost model has one thread's rate and no overhead."""
-    if named(platform, held.pool).gpu_type not in SPEEDS:
+    if named(platform, held.pool).gpu_type not in GPU_SPEEDS:
         return None
     expected = jobs.c.expected_s * (jobs.c.modelled_s - jobs.c.setup_s) / jobs.c.modelled_s
     query = sa.select(expected / jobs.c.total_steps).where(

@@ -34,8 +34,7 @@ from control_plane.queue.tables import reservations
 from core import layout
 from core.errors import FtError, NotAdmitted
 from core.workload import Kind
-from engine.training.failures import StopReason
-from engine.training.spec import TrainingSpec
+from engine.training import StopReason, TrainingSpec
 
 UNREADABLE = "spec_unreadable"
 """Code of a spec whose format this platform does not know."""

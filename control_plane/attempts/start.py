@@ -23,8 +23,7 @@ from core.errors import IntegrityError, NotAdmitted
 from core.telemetry import correlation, logs
 from core.workload import Input, InputFile, Kind, StoredCheckpoint, Workload
 from engine.adapters import package
-from engine.training.failures import Evidence, StopReason, classify
-from engine.training.spec import TrainingSpec, WarmStart
+from engine.training import Evidence, StopReason, TrainingSpec, WarmStart, classify_failure
 
 PACK, REFERENCE, WARM_START, BASE_MODEL = "pack_dir", "reference_dir", "warm_start_dir", "base_model_dir"
 
@@ -148,7 +147,7 @@ def _unbegun(platform: Platform, held: Claim) -> Ending | None:
     if requested is None:
         return None
     step = 0 if held.kind is not Kind.TRAIN else max((row.step for row in attempts.committed(platform, held.job_id)), default=0)
-    failure = classify(Evidence(phase=WorkloadPhase.ABSENT, stop_reason=StopReason(requested), committed_step=step, last_step=step))
+    failure = classify_failure(Evidence(phase=WorkloadPhase.ABSENT, stop_reason=StopReason(requested), committed_step=step, last_step=step))
     assert failure is not None
     status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
     return Ending(outcome=failure.code, failure=failure, last_step=step, trained_tokens=0, status=status)

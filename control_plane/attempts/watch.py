@@ -35,7 +35,7 @@ from core import layout
 from core.errors import FtError
 from core.typed_json import from_json
 from core.workload import Kind
-from engine.training.failures import Evidence, ExitEvidence, Outcome, StopReason, classify
+from engine.training import Evidence, ExitEvidence, Outcome, StopReason, classify_failure
 
 QUIET_S = 4.0
 """Seconds after a heartbeat was due when the API is asked whether it answers, and a workload that cannot be found counts as gone."""
@@ -345,7 +345,7 @@ def judge(
     evidence = _evidence(said)
     committed = attempts.committed(platform, held.job_id)
     last_step = max(facts.last_step, evidence.step if evidence else 0)
-    failure = classify(
+    failure = classify_failure(
         Evidence(
             phase=WorkloadPhase.ABSENT if said is not None and said.exit_code is None and said.error is None else status.phase,
             exit=evidence,

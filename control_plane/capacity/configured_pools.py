@@ -45,7 +45,7 @@ from engine.scheduler import (
     local_pool,
     pools_taking,
 )
-from engine.training.memory import COUNTS, GPUS
+from engine.training import GANG_SIZES, GPUS
 
 PLANNED = REPOSITORY_ROOT / "deploy" / "pools.yaml"
 """The pools of the planned installation."""
@@ -58,7 +58,7 @@ MAX_NODE_GPUS = 16
 """The most built into one machine so far (16 V100 behind one switch); more is probably a typo."""
 MAX_NODES = 10_000
 """Ten times the 1,000 nodes at which decisions are measured."""
-WIDEST = COUNTS[-1]
+WIDEST = GANG_SIZES[-1]
 """Jobs request at most this many, so no default is wider."""
 Whole = Annotated[int, Field(strict=True, ge=0)]
 EXACTLY = ConfigDict(extra="forbid")

@@ -27,7 +27,7 @@ from control_plane.tenants.rules import TIERS
 from core.errors import Conflict, InvalidRequest
 from engine.adapters.cluster import to_yaml
 from engine.scheduler import RESERVED_FOR, Pool
-from engine.training.memory import GPUS
+from engine.training import GPUS
 
 Manifest = dict[str, Any]
 Held = Mapping[str, int]

@@ -23,7 +23,7 @@ from engine.data.policies import too_few_to_train
 from engine.data.report.validation_report import in_order
 from engine.data.tokens.templates import load_template
 from engine.data.tokens.tool_probe import TemplateTools, template_tools
-from engine.training import methods
+from engine.training import method_named, registered_methods
 
 LISTED = sa.select(*columns(datasets, Dataset), datasets.c.report["stats"].label("stats"))
 
@@ -71,11 +71,11 @@ def check_reviewed(review: str, dataset_id: str, *, param: str) -> None:
 
 def check_format(format: str, method: str, file_id: str, *, param: str) -> None:
     """Refuse rows that the method cannot use, as packing would."""
-    of = methods.get(method)
+    of = method_named(method)
     kind = "chat" if format == "prompt_completion" else format
     if kind in of.rows:
         return
-    fitting = sorted((m for m in methods.registered().values() if kind in m.rows), key=lambda m: (m.every_token, not m.needs_reference))
+    fitting = sorted((m for m in registered_methods().values() if kind in m.rows), key=lambda m: (m.every_token, not m.needs_reference))
     *others, last = [m.name for m in fitting] or [""]
     named = f"{', '.join(others)} or {last}" if others else last
     step = f"use method {named} for such rows" if fitting else "no method trains on such rows"

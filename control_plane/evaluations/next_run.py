@@ -10,7 +10,7 @@ from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from core.errors import NotFound
 from engine.evals import Advice, LastRun
-from engine.training.failures import Outcome
+from engine.training import Outcome
 
 LOWER = 1 / 3
 """Factor on the learning rate after a training that diverged, as the failure's remedy says."""

@@ -36,7 +36,7 @@ from core.errors import Conflict, InvalidRequest
 from core.telemetry import provenance
 from engine.adapters.stages import Stage
 from engine.evals import EvalConfig, parse_eval_config
-from engine.training.spec import TrainingSpec
+from engine.training import TrainingSpec
 
 DIRTY = "-dirty"
 USABLE = (Stage.DRAFT.value, Stage.STAGING.value, Stage.PRODUCTION.value)

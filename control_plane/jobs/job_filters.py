@@ -12,7 +12,7 @@ from control_plane.jobs.submission import ALIASES
 from control_plane.jobs.tables import jobs, trained_on_dataset
 from control_plane.platform.job_states import OPENAI_STATUS, JobState
 from core.errors import InvalidRequest
-from engine.training.methods import registered
+from engine.training import registered_methods
 
 LATEST = 253_402_300_799
 """Last second of the year 9999."""
@@ -54,7 +54,7 @@ class JobFilter:
         if self.model is not None:
             found.append(sa.or_(jobs.c.model == self.model, jobs.c.fine_tuned_model == self.model))
         if self.method is not None:
-            _one_of("method", self.method, [*ALIASES, *registered()])
+            _one_of("method", self.method, [*ALIASES, *registered_methods()])
             found.append(jobs.c.method == ALIASES.get(self.method, self.method))
         if self.dataset is not None:
             found.append(trained_on_dataset(self.dataset))

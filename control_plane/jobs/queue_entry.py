@@ -26,8 +26,7 @@ from core.errors import Conflict, QuotaExceeded
 from engine.adapters.stages import Stage
 from engine.evals import parse_eval_config
 from engine.scheduler import job_class
-from engine.training.cost_model import Cost
-from engine.training.spec import TrainingSpec
+from engine.training import Cost, TrainingSpec
 
 
 def mark_packed(

@@ -13,7 +13,7 @@ from control_plane.platform.job_states import JobState, openai_status
 from control_plane.queue.status import view as queue
 from control_plane.quotas import schemas as quotas_schemas
 from control_plane.quotas.service import JobQuota
-from engine.training.stored_specs import openai_hyperparameters
+from engine.training import openai_hyperparameters
 
 WAITING = frozenset({JobState.VALIDATING, JobState.QUEUED, JobState.PREEMPTED})
 EXPLAINED = WAITING | {JobState.PROVISIONING, JobState.EVALUATING, JobState.PAUSING, JobState.PAUSED}

@@ -20,12 +20,17 @@ from core.storable_text import check_storable
 from engine.data import mixture
 from engine.data.mixture import MixedFile
 from engine.evals import parse_eval_config
-from engine.training.methods import registered
-from engine.training.recipes import ADAPTERS, AdapterKind
-from engine.training.requested_hyperparameters import LIMITS, checked, checked_hardware
-from engine.training.spec import canonical_json
+from engine.training import (
+    ADAPTER_KINDS,
+    HYPERPARAMETER_LIMITS,
+    AdapterKind,
+    canonical_json,
+    checked_hardware,
+    checked_hyperparameters,
+    registered_methods,
+)
 
-ALIASES: Mapping[str, str] = {"supervised": "sft"} | dict.fromkeys(ADAPTERS, "sft")
+ALIASES: Mapping[str, str] = {"supervised": "sft"} | dict.fromkeys(ADAPTER_KINDS, "sft")
 """Method names beyond the registered ones: OpenAI's word, and kinds of adapter."""
 BODY_ALIASES: Mapping[str, str] = {"base_model": "model"}
 HYPERPARAMETER_ALIASES: Mapping[str, str] = {"lora_rank": "rank", "lora_alpha": "alpha", "lora_target_modules": "target_modules"}
@@ -107,7 +112,7 @@ class JobRequest:
         hyperparameters = _hyperparameters(given, requested)
         adapter = _adapter(given, name, hyperparameters.pop("adapter", None))
         method = ALIASES.get(name, name)
-        checked(hyperparameters, method=method)
+        checked_hyperparameters(hyperparameters, method=method)
         checked_hardware(given.get("hardware"))
         if parse_eval_config(given.get("eval_config")).mode == "experiment":
             given = {"auto_promote": False, **given}
@@ -176,7 +181,7 @@ def _check_types(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         kind = TYPES.get(name)
         if kind is None:
-            if name in LIMITS:
+            if name in HYPERPARAMETER_LIMITS:
                 raise InvalidRequest(
                     f'unknown field {name!r}; it is a hyperparameter: write {{"hyperparameters": {{"{name}": ...}}}}',
                     code="unknown_parameter",
@@ -205,7 +210,7 @@ def _method(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     name = requested if isinstance(requested, str) else requested.get("type")
     if not isinstance(name, str):
         raise InvalidRequest('method.type is missing; write {"type": "supervised"}', code="missing_required_parameter", param="method.type")
-    known = [*ALIASES, *registered()]
+    known = [*ALIASES, *registered_methods()]
     if name not in known:
         supported = ", ".join(known)
         raise InvalidRequest(
@@ -226,13 +231,13 @@ def _method(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 def _adapter(given: Mapping[str, Any], method: str, of_hyperparameters: Any) -> AdapterKind:
     """Return the kind of adapter, wherever it was given; if given twice, the values must agree."""
-    of_method = method if method in ADAPTERS else None
+    of_method = method if method in ADAPTER_KINDS else None
     places = {"method": of_method, "adapter": given.get("adapter"), "hyperparameters.adapter": of_hyperparameters}
     requested = {where: kind for where, kind in places.items() if kind not in (None, "auto")}
     for where, kind in requested.items():
-        if kind not in ADAPTERS:
+        if kind not in ADAPTER_KINDS:
             raise InvalidRequest(
-                f"adapter {repr(kind)[:80]} is not known; use one of: {', '.join(ADAPTERS)}", code="unsupported_adapter", param=where
+                f"adapter {repr(kind)[:80]} is not known; use one of: {', '.join(ADAPTER_KINDS)}", code="unsupported_adapter", param=where
             )
     if len(set(requested.values())) > 1:
         message = " and ".join(f"{kind} ({where})" for where, kind in requested.items())

@@ -23,7 +23,7 @@ from engine.data.packs.manifest import PackManifest
 from engine.data.packs.source import has_own_split
 from engine.data.split import automatic_fraction, held_out
 from engine.data.tokens.reasoning_probe import Openings, Switch
-from engine.training.spec import TrainingSpec
+from engine.training import TrainingSpec
 
 JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))
 """Warnings about a dataset that depend on the job that trains on it."""

@@ -27,7 +27,7 @@ from core.typed_json import from_json
 from engine.adapters import package, whole_model
 from engine.adapters.record import FULL
 from engine.adapters.stages import Stage
-from engine.training.spec import LoraSettings, WarmStart
+from engine.training import LoraSettings, WarmStart
 
 REFERENCES = ("ft:", "adp-", "ftjob-", "ftckpt_")
 """Prefixes of references; base model ids never start with them."""

@@ -24,7 +24,7 @@ from core.base_models import BaseModel, model_config, weight_files
 from core.durable_files import in_threads, sync_to_disk
 from core.errors import Conflict, InvalidRequest, Unavailable
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
-from engine.training.disk_space import free_bytes, is_disk_full
+from engine.training import free_bytes, is_disk_full
 
 RECORD = "extended_from.json"
 """Written into the new directory: the base's id and digest, and the tokens that were added."""

@@ -16,7 +16,7 @@ from control_plane.tenants.rules import TIERS
 from core import yaml_files
 from core.errors import InvalidRequest
 from engine.scheduler import JobClass
-from engine.training.memory import COUNTS
+from engine.training import GANG_SIZES
 
 PLANNED = Path(__file__).with_name("planned_mix.yaml")
 EXACTLY = ConfigDict(extra="forbid")
@@ -31,10 +31,10 @@ SWING = 0.8
 """In working hours, the rate of submissions swings by this share around its mean: lowest at midnight, highest at noon."""
 
 Percent = Annotated[float, Field(ge=0, le=100)]
-Gpus = Annotated[int, Field(strict=True, ge=1, le=COUNTS[-1])]
+Gpus = Annotated[int, Field(strict=True, ge=1, le=GANG_SIZES[-1])]
 Widths = Annotated[
     tuple[Gpus, ...],
-    Field(min_length=1, max_length=COUNTS[-1]),
+    Field(min_length=1, max_length=GANG_SIZES[-1]),
     BeforeValidator(lambda value: [value] if isinstance(value, int) else value),
 ]
 

@@ -14,9 +14,7 @@ from control_plane.tenants.rules import TIERS
 from core.base_models import BaseModel
 from core.errors import InvalidRequest
 from engine.scheduler import JobClass, Pool, job_class
-from engine.training import model_shapes, recipes
-from engine.training.model_shapes import ModelShape
-from engine.training.spec import CheckpointPolicy
+from engine.training import WELL_KNOWN_SHAPES, CheckpointPolicy, ModelShape, select_recipe, well_known_shape
 
 GIB = 1 << 30
 DATASET_GIB = 0.1
@@ -37,7 +35,7 @@ def sized(mix: JobMix, pools: Sequence[Pool]) -> list[SizedKind]:
 def _sized(mix: JobMix, kind: JobKind, pools: Sequence[Pool]) -> SizedKind:
     if kind.model is None:
         found: JobClass = kind.job_class or "lora"
-        shape = model_shapes.named(TYPICAL[found])
+        shape = well_known_shape(TYPICAL[found])
         assert shape is not None and kind.gpus is not None and kind.gpu_hours is not None
         trained = _trained_parameters(TYPICAL[found], shape, adapter="full" if found == "full" else "lora")
         dataset = DATASET_GIB if kind.dataset_gib is None else kind.dataset_gib
@@ -81,9 +79,9 @@ def _tiers(mix: JobMix, kind: JobKind, of_class: JobClass) -> Mapping[str, float
 
 def _base_model(kind: JobKind) -> tuple[ModelShape, BaseModel]:
     name = kind.model or ""
-    shape = model_shapes.named(name)
+    shape = well_known_shape(name)
     if shape is None:
-        known = ", ".join(model_shapes.NAMED)
+        known = ", ".join(WELL_KNOWN_SHAPES)
         raise InvalidRequest(
             f"mix: kind {kind.name!r}: model {name[:60]!r} is unknown; use one of {known}", code="invalid_mix", param="mix"
         )
@@ -115,5 +113,5 @@ def _modelled(kind: JobKind, model: BaseModel, pools: Sequence[Pool], *, tier: s
 def _trained_parameters(model: str, shape: ModelShape, *, adapter: str) -> int:
     if adapter == "full":
         return shape.num_parameters
-    recipe = recipes.select(model, adapter="qlora" if adapter == "qlora" else "lora", num_parameters=shape.num_parameters)
+    recipe = select_recipe(model, adapter="qlora" if adapter == "qlora" else "lora", num_parameters=shape.num_parameters)
     return shape.lora_parameters(int(recipe.value("rank")))

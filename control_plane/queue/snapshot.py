@@ -30,7 +30,7 @@ from control_plane.tenants.tables import tenants
 from core.workload import Kind
 from engine import scheduler
 from engine.scheduler import Pool, evaluation_class
-from engine.training.cost_model import SETUP_S
+from engine.training import SETUP_S
 
 Rows = Mapping[str, sa.Row[Any]]
 """Rows of the waiting jobs by id: the policy's input, and what was last written about them."""

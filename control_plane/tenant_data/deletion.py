@@ -43,7 +43,7 @@ from control_plane.tenant_data.tables import Deletion, Proof, deletion_objects, 
 from core.errors import Conflict, FtError, NotFound
 from core.retries import FAILURES
 from core.storable_text import printable
-from engine.training.spec import canonical_json
+from engine.training import canonical_json
 
 ADAPTER, TENANT = "adapter", "tenant"
 CHUNK_BYTES = 1 << 20

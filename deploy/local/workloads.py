@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.platform.settings import Settings
 from core.workload import Kind, Workload
-from engine.training import checkpoints
+from engine.training import committed_checkpoints
 from resources.launcher import LocalGangs, prewarmed
 
 GRACE_S = 30.0
@@ -38,7 +38,7 @@ def _describe_resume(settings: Settings, name: str) -> str:
         return "stopped evaluations (keep their answers and continue when the stack is up again)"
     if workload.kind is Kind.EXPORT:
         return "stopped exports (made again when the stack is up again)"
-    saved = checkpoints.committed(settings.work_dir / "jobs" / workload.job / "checkpoints")
+    saved = committed_checkpoints(settings.work_dir / "jobs" / workload.job / "checkpoints")
     if saved:
         return "stopped training (resumes from its last checkpoint when the stack is up again)"
     return "stopped training before its first checkpoint (starts over when the stack is up again)"

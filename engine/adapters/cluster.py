@@ -10,8 +10,7 @@ from typing import Any
 
 import yaml
 
-from engine.training.memory.gpus import CONTEXT_BYTES, GIB, GPUS
-from engine.training.model_shapes import ModelShape
+from engine.training import CONTEXT_BYTES, GIB, GPUS, ModelShape
 
 Manifest = dict[str, Any]
 """One object, as written in YAML."""

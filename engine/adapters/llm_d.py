@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from core.base_models import ENGINE_RANKS, MAX_RANK
 from engine.adapters import cluster, serving_index
 from engine.adapters.cluster import ClusterSettings, Manifest
-from engine.training.model_shapes import ModelShape
+from engine.training import ModelShape
 
 COMPONENT = "adapter-pool"
 BASE, ADAPTERS = "/base-model", "/adapters"

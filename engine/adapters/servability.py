@@ -14,9 +14,9 @@ from typing import Any
 
 from core.base_models import ENGINE_RANKS
 from engine.adapters.tensors import FLOATS, TensorInfo
-from engine.training import requested_hyperparameters as hyperparameters
+from engine.training import HYPERPARAMETER_LIMITS
 
-MAX_ALPHA = hyperparameters.LIMITS["alpha"].high
+MAX_ALPHA = HYPERPARAMETER_LIMITS["alpha"].high
 """Same as at submission. With extreme values the product overflows in half precision, and one adapter's NaN reaches other tenants'
 caches."""
 UNSUPPORTED: Mapping[str, str] = {

@@ -13,7 +13,7 @@ from core.errors import Conflict
 from engine.adapters import cluster
 from engine.adapters.cluster import ClusterSettings, Manifest
 from engine.adapters.record import FULL, AdapterRecord
-from engine.training.model_shapes import ModelShape
+from engine.training import ModelShape
 
 COMPONENT = "model-server"
 MODEL, BASES = "/model", "/base-models"

@@ -34,11 +34,11 @@ from core.typed_json import from_json
 from engine.training.disk_space import directory_bytes, raising_disk_full
 from engine.training.spec import TrainingSpec, canonical_json
 
-MANIFEST = "manifest.json"
+CHECKPOINT_MANIFEST = "manifest.json"
 FORMAT = 2
-STATE = "trainer_state.json"
+TRAINER_STATE = "trainer_state.json"
 """Position in the run: every checkpoint has it, whatever the strategy, and no finished model does."""
-RESUMABLE = ("*model*.safetensors", "optimizer.*", "schedule.*", STATE)
+RESUMABLE = ("*model*.safetensors", "optimizer.*", "schedule.*", TRAINER_STATE)
 """Patterns that must each match a part where rank 0 holds the whole state: weights, optimizer, schedule, position in the run."""
 ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
 """Parts of a finished LoRA adapter."""
@@ -51,13 +51,13 @@ _STEP = "step-" + "[0-9]" * 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class CheckpointPart:
     sha256: str
     bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class CheckpointManifest:
     step: int
     attempt: int
     spec_sha256: str
@@ -71,7 +71,7 @@ class Manifest:
     """More than 1: these are the files of one `node` of so many, and no checkpoint without those of the others."""
     required: tuple[str, ...]
     """Patterns that must each match a part: what the writer's strategy needs to resume."""
-    files: Mapping[str, Part] = field(default_factory=dict)
+    files: Mapping[str, CheckpointPart] = field(default_factory=dict)
     """Every file of the directory except the manifest, by relative path."""
     created_at: float
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -96,11 +96,11 @@ class Manifest:
 def checkpoint_parts(spec: TrainingSpec) -> tuple[str, ...]:
     """Returns patterns that must each match a part to resume under the strategy of `spec`, including the position in the run."""
     if spec.adapter != "full":
-        return ("adapter_model.safetensors", "optimizer.*", "schedule.*", STATE)
+        return ("adapter_model.safetensors", "optimizer.*", "schedule.*", TRAINER_STATE)
     if spec.strategy == "fsdp2":
-        return ("distributed/.metadata", "distributed/*.distcp", "schedule.*", STATE)
+        return ("distributed/.metadata", "distributed/*.distcp", "schedule.*", TRAINER_STATE)
     if spec.strategy.startswith("zero"):
-        return ("zero/*optim_states.pt", "zero/*model_states.pt", "schedule.*", STATE)
+        return ("zero/*optim_states.pt", "zero/*model_states.pt", "schedule.*", TRAINER_STATE)
     return RESUMABLE
 
 
@@ -127,7 +127,7 @@ def begin(target: Path, *, token: str | None = None) -> Path:
     """
     draft = target.parent / f"{_DRAFT}{token or _PROCESS}-{target.name}"
     if token is None:
-        discard(draft)
+        discard_draft(draft)
     else:
         _tokens.add(token)
     with raising_disk_full(draft):
@@ -140,12 +140,12 @@ def sweep(checkpoints_dir: Path) -> None:
 
     A complete draft that a crash kept from its name gets it (:func:`recover`).
     """
-    recover(checkpoints_dir)
+    recover_checkpoints(checkpoints_dir)
     for draft in checkpoints_dir.glob(f"{_DRAFT}*"):
-        discard(draft)
+        discard_draft(draft)
 
 
-def recover(checkpoints_dir: Path) -> list[Path]:
+def recover_checkpoints(checkpoints_dir: Path) -> list[Path]:
     """Renames sealed drafts that a crash left before the rename, and restores a replaced checkpoint whose successor is not complete."""
     found = []
     for path in sorted(checkpoints_dir.glob(f"{_DRAFT}*-{_STEP}"), key=lambda p: f"-{_REPLACED}-" in p.name):
@@ -153,7 +153,7 @@ def recover(checkpoints_dir: Path) -> list[Path]:
         if target.exists() or f"-{_GONE}-" in path.name:
             continue
         try:
-            verify(path)
+            verify_checkpoint(path)
         except IntegrityError:
             continue
         path.rename(target)
@@ -162,12 +162,12 @@ def recover(checkpoints_dir: Path) -> list[Path]:
     return found
 
 
-def discard(draft: Path) -> None:
+def discard_draft(draft: Path) -> None:
     """Removes a draft that will not be sealed; does nothing if it no longer exists."""
     shutil.rmtree(draft, ignore_errors=True)
 
 
-def seal(draft: Path, target: Path, manifest: Manifest) -> Manifest:
+def seal(draft: Path, target: Path, manifest: CheckpointManifest) -> CheckpointManifest:
     """Digests the files in `draft` for `manifest`, makes it durable, re-reads it, and renames it to `target`; any thread may call this.
 
     A crash at any moment leaves `target` as it was or complete, and a failure removes the draft. After success, a second call returns the
@@ -178,24 +178,24 @@ def seal(draft: Path, target: Path, manifest: Manifest) -> Manifest:
     try:
         with raising_disk_full(draft):
             write_manifest(draft, manifest)
-        written = verify(draft)
+        written = verify_checkpoint(draft)
         _put_in_place(draft, target)
     finally:
-        discard(draft)
+        discard_draft(draft)
     return written
 
 
-def place(draft: Path, target: Path, manifest: Manifest) -> None:
+def place(draft: Path, target: Path, manifest: CheckpointManifest) -> None:
     """Commits files that another node has sealed under `manifest`; raises ``IntegrityError`` if these are others."""
     try:
-        (draft / MANIFEST).write_bytes(encoded(manifest))
-        verify(draft)
+        (draft / CHECKPOINT_MANIFEST).write_bytes(encoded_manifest(manifest))
+        verify_checkpoint(draft)
         _put_in_place(draft, target)
     finally:
-        discard(draft)
+        discard_draft(draft)
 
 
-def merged(parts: Sequence[Manifest]) -> Manifest:
+def merged_manifest(parts: Sequence[CheckpointManifest]) -> CheckpointManifest:
     """Returns the manifest of the checkpoint whose nodes wrote `parts`; raises ``IntegrityError`` if one is missing or of another one."""
     ordered = sorted(parts, key=lambda part: part.node)
     first = ordered[0]
@@ -210,25 +210,25 @@ def merged(parts: Sequence[Manifest]) -> Manifest:
     return replace(first, files=files, num_nodes=1)
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
+def write_manifest(directory: Path, manifest: CheckpointManifest) -> None:
     """Makes every file of `directory` durable, digests it, and writes `manifest` with the digests last."""
     names = _relative_files(directory)
     parts = in_threads(_durable_part, [directory / name for name in names])
-    path = directory / MANIFEST
-    path.write_bytes(encoded(replace(manifest, files=dict(zip(names, parts, strict=True)))))
+    path = directory / CHECKPOINT_MANIFEST
+    path.write_bytes(encoded_manifest(replace(manifest, files=dict(zip(names, parts, strict=True)))))
     for synced in (path, *(p for p in directory.rglob("*") if p.is_dir()), directory):
         sync_to_disk(synced)
 
 
-def encoded(manifest: Manifest) -> bytes:
+def encoded_manifest(manifest: CheckpointManifest) -> bytes:
     """Returns the manifest as it is stored: the same bytes for the same manifest."""
     body = asdict(manifest)
     return json.dumps({**body, "sha256": _own_digest(body)}, indent=1, sort_keys=True).encode()
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path) -> CheckpointManifest:
     """Reads the manifest of `directory`; raises ``IntegrityError`` if it is absent, torn, edited, a link or of another format."""
-    path = directory / MANIFEST
+    path = directory / CHECKPOINT_MANIFEST
     _refuse_link(path)
     try:
         return parse_manifest(path.read_bytes(), name=str(path))
@@ -238,7 +238,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the previous checkpoint") from e
 
 
-def parse_manifest(data: bytes, *, name: str) -> Manifest:
+def parse_manifest(data: bytes, *, name: str) -> CheckpointManifest:
     """Parses the manifest in `data` and checks its own digest; `name` is its origin, for errors."""
     try:
         body = json.loads(data)
@@ -248,33 +248,33 @@ def parse_manifest(data: bytes, *, name: str) -> Manifest:
             raise IntegrityError(f"{name} does not match its own digest: it was modified; use the previous checkpoint")
         for part in body["files"]:
             _check_inside(part)
-        return from_json(Manifest, body)
+        return from_json(CheckpointManifest, body)
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise IntegrityError(f"{name} cannot be read ({type(e).__name__}: {e}); use the previous checkpoint") from e
 
 
-def verify(directory: Path, *, required: Iterable[str] = ()) -> Manifest:
+def verify_checkpoint(directory: Path, *, required: Iterable[str] = ()) -> CheckpointManifest:
     """Reads every part, compares it with the manifest, and returns the manifest.
 
     `required` are patterns that must each match at least one listed part, besides those that the manifest itself names.
     """
     manifest = read_manifest(directory)
-    check_parts(manifest, directory, required=required)
+    check_checkpoint_parts(manifest, directory, required=required)
     unlisted = sorted(set(_relative_files(directory)) - set(manifest.files))
     if unlisted:
         raise IntegrityError(f"{directory / unlisted[0]} is not in the manifest: it was added after the commit; remove it")
-    in_threads(lambda name: verify_part(directory / name, manifest.files[name]), sorted(manifest.files))
+    in_threads(lambda name: verify_checkpoint_part(directory / name, manifest.files[name]), sorted(manifest.files))
     return manifest
 
 
-def check_parts(manifest: Manifest, directory: Path, *, required: Iterable[str] = ()) -> None:
+def check_checkpoint_parts(manifest: CheckpointManifest, directory: Path, *, required: Iterable[str] = ()) -> None:
     """Raises ``IntegrityError`` if the manifest lists no part for a required pattern."""
     for pattern in sorted({*manifest.required, *required}):
         if not fnmatch.filter(manifest.files, pattern):
             raise IntegrityError(f"{directory / pattern} is not part of the manifest; use the previous checkpoint")
 
 
-def verify_part(path: Path, part: Part) -> None:
+def verify_checkpoint_part(path: Path, part: CheckpointPart) -> None:
     """Raises ``IntegrityError`` if the file at `path` is not the one that was written, or a link to it."""
     _refuse_link(path)
     try:
@@ -291,28 +291,28 @@ def verify_part(path: Path, part: Part) -> None:
         raise IntegrityError(f"{path} does not match the digest that was written ({part.sha256[:12]}); use the previous checkpoint")
 
 
-def verify_for(directory: Path, spec: TrainingSpec, *, required: Iterable[str] = ()) -> Manifest:
+def verify_checkpoint_for(directory: Path, spec: TrainingSpec, *, required: Iterable[str] = ()) -> CheckpointManifest:
     """Returns the manifest of a sound checkpoint from which `spec` may resume; raises ``IntegrityError`` with the reason otherwise."""
-    manifest = verify(directory, required=required)
+    manifest = verify_checkpoint(directory, required=required)
     if manifest.resume_sha256 != spec.resume_sha256:
         raise IntegrityError(
             f"{directory} was written by a different training job ({manifest.resume_sha256[:12]}, not {spec.resume_sha256[:12]})"
         )
-    if STATE not in manifest.required:
+    if TRAINER_STATE not in manifest.required:
         raise IntegrityError(f"{directory} is a finished model and not a checkpoint: it has no state to resume from")
     if step_name(manifest.step) != directory.name:
         raise IntegrityError(f"{directory} holds step {manifest.step}: it was renamed after the commit")
     return manifest
 
 
-def committed(checkpoints_dir: Path) -> list[Path]:
+def committed_checkpoints(checkpoints_dir: Path) -> list[Path]:
     """Returns the directories of committed checkpoints, oldest first, without reading them."""
     if not checkpoints_dir.is_dir():
         return []
     return sorted(p for p in checkpoints_dir.iterdir() if p.is_dir() and fnmatch.fnmatch(p.name, _STEP))
 
 
-def latest_valid(
+def latest_valid_checkpoint(
     checkpoints_dir: Path, spec: TrainingSpec, *, required: Iterable[str] = (), on_skip: Callable[[Path, str], None] | None = None
 ) -> Path | None:
     """Returns the newest checkpoint from which `spec` resumes exactly; None to start from the beginning.
@@ -322,11 +322,11 @@ def latest_valid(
     batch is not foreign. What one node of several wrote is passed over.
     """
     needed = tuple(required)
-    for directory in reversed(committed(checkpoints_dir)):
+    for directory in reversed(committed_checkpoints(checkpoints_dir)):
         try:
             if read_manifest(directory).num_nodes > 1:
                 continue
-            verify_for(directory, spec, required=needed)
+            verify_checkpoint_for(directory, spec, required=needed)
         except IntegrityError as e:
             if on_skip:
                 on_skip(directory, e.message)
@@ -337,7 +337,7 @@ def latest_valid(
 
 def size_of_newest(checkpoints_dir: Path) -> int:
     """Returns the bytes of the newest committed checkpoint, which the next one is expected to take; 0 if there is none."""
-    found = committed(checkpoints_dir)
+    found = committed_checkpoints(checkpoints_dir)
     return directory_bytes(found[-1]) if found else 0
 
 
@@ -346,12 +346,12 @@ def retain(checkpoints_dir: Path, keep_last: int, *, keep_step: int | None = Non
     if keep_last < 1:
         raise ValueError(f"keep_last {keep_last} would delete the checkpoint just written; use at least 1")
     spared = None if keep_step is None else step_name(keep_step)
-    removed = [p for p in committed(checkpoints_dir)[:-keep_last] if p.name != spared]
+    removed = [p for p in committed_checkpoints(checkpoints_dir)[:-keep_last] if p.name != spared]
     ours = tuple(f"{_DRAFT}{token}-" for token in _tokens)
     doomed = [p for p in checkpoints_dir.glob(f"{_DRAFT}*") if not p.name.startswith(ours)]
     doomed += [_renamed(path, _GONE) for path in removed]
     for path in doomed:
-        discard(path)
+        discard_draft(path)
     return removed
 
 
@@ -360,18 +360,18 @@ def set_aside_newer(checkpoints_dir: Path, step: int) -> list[Path]:
 
     Damaged or of another training, they would count as the newest and take precedence over what the run writes.
     """
-    newer = [path for path in committed(checkpoints_dir) if path.name > step_name(step)]
+    newer = [path for path in committed_checkpoints(checkpoints_dir) if path.name > step_name(step)]
     for aside in [_renamed(path, _GONE) for path in newer]:
-        discard(aside)
+        discard_draft(aside)
     return newer
 
 
 def manifest_digest(directory: Path) -> str:
     """Returns the digest of the manifest's bytes, which covers every part."""
-    return sha256_of(directory / MANIFEST)
+    return sha256_of(directory / CHECKPOINT_MANIFEST)
 
 
-def _sealed_before(target: Path, manifest: Manifest) -> Manifest | None:
+def _sealed_before(target: Path, manifest: CheckpointManifest) -> CheckpointManifest | None:
     try:
         found = read_manifest(target)
     except IntegrityError:
@@ -389,13 +389,13 @@ def _put_in_place(draft: Path, target: Path) -> None:
         draft.rename(target)
     sync_to_disk(target.parent)
     if replaced is not None:
-        discard(replaced)
+        discard_draft(replaced)
 
 
 def _renamed(path: Path, why: str) -> Path:
     """Renames `path` to a name that no checkpoint has."""
     aside = path.with_name(f"{_DRAFT}{_PROCESS}-{why}-{path.name}")
-    discard(aside)
+    discard_draft(aside)
     path.rename(aside)
     return aside
 
@@ -417,10 +417,10 @@ def _own_digest(body: Mapping[str, Any]) -> str:
 
 
 def _relative_files(directory: Path) -> list[str]:
-    return sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file() and p != directory / MANIFEST)
+    return sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file() and p != directory / CHECKPOINT_MANIFEST)
 
 
-def _durable_part(path: Path) -> Part:
-    part = Part(sha256=sha256_of(path), bytes=path.stat().st_size)
+def _durable_part(path: Path) -> CheckpointPart:
+    part = CheckpointPart(sha256=sha256_of(path), bytes=path.stat().st_size)
     sync_to_disk(path, forget=True)
     return part

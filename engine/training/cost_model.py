@@ -43,7 +43,7 @@ MATMUL_SHARE = 0.67
 TFLOP/s (the A100's is 230 of 268). The products are those of github.com/mag-/gpu_benchmark (October 2024)."""
 FP32_SHARE = 0.67
 """Share of the data sheet's float32 peak; derived like :data:`MATMUL_SHARE`."""
-SPEEDS: Mapping[str, Speed] = {
+GPU_SPEEDS: Mapping[str, Speed] = {
     name: Speed(half_flops=half, fp32_flops=FP32_SHARE * fp32 * 1e12, memory_bytes_per_s=memory * 1e12, link_bytes_per_s=link * 1e9)
     for name, (half, fp32, memory, link) in {
         "h100-80gb": (H100, 67.0, 3.35, 450),
@@ -97,7 +97,7 @@ class Cost:
         return self.setup_s + self.steps_s
 
 
-def cost(case: Case, gpu_type: str, *, rows: float, tokens: float, accumulation_steps: int = 1) -> Cost:
+def training_cost(case: Case, gpu_type: str, *, rows: float, tokens: float, accumulation_steps: int = 1) -> Cost:
     """Returns the duration of training on `rows` of the pack with `tokens` tokens, over all epochs and ranks of `case`, on GPUs of
     `gpu_type`.
 
@@ -116,7 +116,7 @@ def tokens_per_second(case: Case, gpu_type: str) -> float:
 
 def micro_batch_s(case: Case, gpu_type: str, *, tokens: float, accumulation_steps: int = 1) -> float:
     """Returns the mean seconds of one micro-batch of `tokens` on each rank, forward and backward, over a step's `accumulation_steps`."""
-    speed = SPEEDS.get(gpu_type)
+    speed = GPU_SPEEDS.get(gpu_type)
     if speed is None:  # CPU: ranks exchange through its memory
         return tokens * flops_per_token(case) / CPU_FLOPS / (PACE_OF_SEVERAL if case.world_size > 1 else 1.0)
     rate = speed.half_flops if case.half else speed.fp32_flops
@@ -148,7 +148,7 @@ def flops_per_token(case: Case) -> float:
 
 def _passes(case: Case) -> int:
     """Passes over the weights: forward and backward, and one more forward for judged answers; recomputation is not counted."""
-    return 3 if methods.get(case.method).pack == "judged" else 2
+    return 3 if methods.method_named(case.method).pack == "judged" else 2
 
 
 def _keys(case: Case) -> float:

@@ -157,7 +157,7 @@ class FailureClass:
     """Next step for the reader of the job's error."""
 
 
-def classify(e: Evidence) -> FailureClass | None:
+def classify_failure(e: Evidence) -> FailureClass | None:
     """Returns how the attempt ended; None if it succeeded or is still running normally.
 
     1. Success is what the process reports, regardless of pending stop requests.

@@ -20,16 +20,16 @@ from core.base_models import MAX_RANK
 from core.errors import InvalidRequest
 from engine.training import methods, schedules
 from engine.training.model_shapes.attention_kernels import AttentionNeeds, Device, Kernel, choose, objection
-from engine.training.recipes import AdapterKind, Default, Recipe, select
+from engine.training.recipes import AdapterKind, Default, Recipe, select_recipe
 from engine.training.requested_hyperparameters import (
-    LIMITS,
+    HYPERPARAMETER_LIMITS,
     SPLITS_WEIGHTS,
     Combination,
+    bad_setting,
     check_combination,
     check_placement,
-    checked,
     checked_hardware,
-    refusal,
+    checked_hyperparameters,
 )
 from engine.training.spec import (
     CheckpointPolicy,
@@ -122,12 +122,12 @@ class Plan:
     @property
     def attention(self) -> Kernel:
         """The kernel for what the request, else the recipe, says, on the GPU of the pool; ``auto`` prefers flash attention."""
-        packed = methods.get(self.method).pack == "windows"
+        packed = methods.method_named(self.method).pack == "windows"
         return choose(str(self.value("attention")), self.needs, self.device, precision=self.precision, packed=packed).kernel
 
     @property
     def schedule(self) -> schedules.ScheduleName | schedules.Points:
-        return cast(schedules.ScheduleName | schedules.Points, LIMITS["schedule"].plain(self.value("schedule")))
+        return cast(schedules.ScheduleName | schedules.Points, HYPERPARAMETER_LIMITS["schedule"].plain(self.value("schedule")))
 
     @property
     def optimizer(self) -> str:
@@ -179,8 +179,8 @@ def plan(
     `known`: recipes to choose from, by default those that ship. `device`: the GPU of the job's pool. `needs`: what the model computes in
     its attention. `max_rank`: highest rank that the servers load.
     """
-    chosen = select(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe, known=known)
-    values, gpus = checked(requested, method=method), checked_hardware(hardware)
+    chosen = select_recipe(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe, known=known)
+    values, gpus = checked_hyperparameters(requested, method=method), checked_hardware(hardware)
     if (default := chosen.value("num_gpus", method=method)) != "auto":
         gpus.setdefault("num_gpus", int(default))
     precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=device.has_bf16)
@@ -203,9 +203,9 @@ def plan(
     )
     check_combination(_combination(found, gpus, max_rank))
     if (attention := values.get("attention", "sdpa")) != "sdpa":
-        packed = methods.get(method).pack == "windows"
+        packed = methods.method_named(method).pack == "windows"
         if against := objection(attention, needs, device, precision=precision, packed=packed):
-            raise refusal("attention", f"{attention} {against}; use sdpa, or leave attention out")
+            raise bad_setting("attention", f"{attention} {against}; use sdpa, or leave attention out")
     return found
 
 
@@ -235,7 +235,7 @@ def global_batch_size(plan: Plan, *, num_rows: int | None = None, num_epochs: fl
     asked = plan.requested.get("batch_size")
     if asked is not None:
         if asked % world_size:
-            raise refusal("batch_size", f"batch_size {asked} is not divisible by {world_size} ranks; use a multiple of {world_size}")
+            raise bad_setting("batch_size", f"batch_size {asked} is not divisible by {world_size} ranks; use a multiple of {world_size}")
         return int(asked)
     wanted = int(plan.value("batch_size"))
     if num_rows is not None:
@@ -253,7 +253,7 @@ def num_epochs(plan: Plan, num_examples: int) -> float:
 
 def packs_windows(plan: Plan) -> bool:
     """Returns whether examples share windows."""
-    return methods.get(plan.method).pack == "windows" and bool(plan.requested.get("packing", True))
+    return methods.method_named(plan.method).pack == "windows" and bool(plan.requested.get("packing", True))
 
 
 def min_windows(plan: Plan, *, num_examples: int, data_ranks: int = 1) -> int:
@@ -342,7 +342,7 @@ def _precision(values: Mapping[str, Any], recipe: Recipe, *, adapter: AdapterKin
     """As requested, else the recipe's; without bfloat16, fp16 with loss scaling, and fp32 for full parameters."""
     asked = values.get("precision")
     if asked == "bf16" and not has_bf16:
-        raise refusal("precision", "bf16 is not supported by these GPUs (older than Ampere); use fp16, or leave precision out")
+        raise bad_setting("precision", "bf16 is not supported by these GPUs (older than Ampere); use fp16, or leave precision out")
     default = recipe.value("precision", method=method)
     if default == "bf16" and not has_bf16:
         default = "fp32" if adapter == "full" else "fp16"
@@ -352,7 +352,7 @@ def _precision(values: Mapping[str, Any], recipe: Recipe, *, adapter: AdapterKin
 def _max_seq_len(values: Mapping[str, Any], recipe: Recipe, model: ModelFacts, *, method: str) -> int:
     asked = int(values.get("max_seq_len", min(int(recipe.value("max_seq_len", method=method)), model.context_length)))
     if asked > model.context_length:
-        raise refusal(
+        raise bad_setting(
             "max_seq_len",
             f"max_seq_len {asked} exceeds the {model.context_length} that {model.id} can take; "
             "lower max_seq_len, or choose a base model whose config.json has or scales more positions",
@@ -362,12 +362,12 @@ def _max_seq_len(values: Mapping[str, Any], recipe: Recipe, model: ModelFacts, *
 
 def _method_settings(values: Mapping[str, Any], recipe: Recipe, method: str) -> dict[str, float | int | str]:
     """Returns all settings of the method in canonical order and form."""
-    own = methods.get(method).settings
+    own = methods.method_named(method).settings
     found = {name: own[name].limit.plain(values.get(name, recipe.setting(method, name).value)) for name in sorted(own)}
     for name, setting in own.items():
         other, words = setting.only_with or ("", ())
         if other and found[name] != setting.default and found[other] not in words:
-            raise refusal(
+            raise bad_setting(
                 name, f"{name} {found[name]} has no effect with {other} {found[other]}; use {' or '.join(words)}, or leave {name} out"
             )
     return found
@@ -418,12 +418,12 @@ def _per_device_batch_size(plan: Plan, batch: int, fits: int | None) -> int:
     asked = plan.requested.get("per_device_batch_size")
     limit = int(asked or fits or plan.value("per_device_batch_size"))
     if fits is not None and limit > fits:
-        raise refusal(
+        raise bad_setting(
             "per_device_batch_size",
             f"per_device_batch_size {limit} does not fit: the memory estimate allows {fits}; lower it, or leave it out",
         )
     if asked and batch % asked:
-        raise refusal(
+        raise bad_setting(
             "per_device_batch_size", f"per_device_batch_size {asked} does not divide the {batch} rows of a rank's step; use a divisor of it"
         )
     return max(n for n in range(1, min(limit, batch) + 1) if batch % n == 0)

@@ -28,7 +28,7 @@ from engine.training.spec import Quantization, TrainingSpec
 
 REFERENCE_FORMAT = 2
 """Version of the files and their content; a change makes new keys."""
-MANIFEST = "manifest.json"
+REFERENCE_MANIFEST = "manifest.json"
 ATTENTION = "sdpa"
 """Attention of every reference: any machine has it, and it differs from training only by rounding."""
 SIDES: Mapping[str, Mapping[str, str]] = {
@@ -65,7 +65,7 @@ class ReferenceManifest:
     format: int = REFERENCE_FORMAT
 
     @classmethod
-    def read(cls, directory: Path, *, name: str = MANIFEST) -> Self:
+    def read(cls, directory: Path, *, name: str = REFERENCE_MANIFEST) -> Self:
         """Reads the manifest of a complete directory; raises ``IntegrityError`` if there is none."""
         file = directory / name
         try:
@@ -77,13 +77,13 @@ class ReferenceManifest:
                 f"{file} is not a manifest of reference log-probabilities ({str(error)[:120]}); compute them again"
             ) from error
 
-    def write(self, directory: Path, *, name: str = MANIFEST) -> None:
+    def write(self, directory: Path, *, name: str = REFERENCE_MANIFEST) -> None:
         """Writes the manifest atomically; every file that it lists must already exist."""
         write_json(directory / name, asdict(self), durable=True)
         sync_to_disk(directory)
 
 
-def key_for(spec: TrainingSpec) -> str:
+def reference_key_for(spec: TrainingSpec) -> str:
     """Returns the key of the reference that a training of `spec` needs: of a mixture, one for all its packs, however it reads them."""
     adapter = None if spec.warm_start is None else spec.warm_start.manifest_sha256
     packs = joined_fingerprint([fingerprint for fingerprint, _ in spec.packs])
@@ -147,7 +147,7 @@ def remove_partial(directory: Path) -> None:
 def usable_files(directory: Path, key: str) -> list[ReferenceFile]:
     """Returns the complete files that an earlier computation of `key` left, finished or not."""
     found: dict[str, ReferenceFile] = {}
-    for path in (directory / MANIFEST, *directory.glob(partial_name("*"))):
+    for path in (directory / REFERENCE_MANIFEST, *directory.glob(partial_name("*"))):
         try:
             manifest = ReferenceManifest.read(directory, name=path.name)
         except IntegrityError:

@@ -18,7 +18,7 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 """Linear layers of a block that the servers can adapt; the last two are those of Phi-4. Which of them a model has: ``adapter_modules``."""
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
 
-LIMITS: Mapping[str, Limit] = {
+HYPERPARAMETER_LIMITS: Mapping[str, Limit] = {
     "n_epochs": Limit(kind="float", low=0, high=100, above_low=True),
     "batch_size": Limit(kind="int", low=1, high=4096, because="rows (packed windows, pairs, answers) in an optimizer step"),
     "learning_rate_multiplier": Limit(kind="float", low=0, high=100, above_low=True, because="it multiplies the recipe's rate"),
@@ -67,10 +67,10 @@ LIMITS: Mapping[str, Limit] = {
     "safety_share": Limit(kind="float", low=0, high=0.5, because="a few percent of safety examples preserve the base model's refusals"),
 }
 """Settings of every method; each method adds its own."""
-HARDWARE: Mapping[str, Limit] = {
+HARDWARE_LIMITS: Mapping[str, Limit] = {
     "num_gpus": Limit(kind="int", allowed=GPU_COUNTS, because="whole nodes, or parts of one that divide it"),
     "strategy": Limit(kind="word", words=("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")),
-    "context_parallel": Limit(kind="int", allowed=context_split.SIZES, because="GPUs of one node that share each window"),
+    "context_parallel": Limit(kind="int", allowed=context_split.CONTEXT_SIZES, because="GPUs of one node that share each window"),
 }
 
 PACK_SETTINGS = ("train_on_inputs", "packing", "safety_share")
@@ -90,21 +90,21 @@ UNSERVABLE: Mapping[str, str] = {
 """Well-known options of the library that are not offered, with the reason."""
 
 
-def checked(requested: Mapping[str, Any], *, method: str = "sft") -> dict[str, Any]:
+def checked_hyperparameters(requested: Mapping[str, Any], *, method: str = "sft") -> dict[str, Any]:
     """Returns `requested` without its ``auto`` entries, each value validated, including the settings of `method`."""
-    own = {name: setting.limit for name, setting in methods.get(method).settings.items()}
+    own = {name: setting.limit for name, setting in methods.method_named(method).settings.items()}
     values: dict[str, Any] = {}
     for name, value in requested.items():
-        limit = own.get(name) or LIMITS.get(name)
+        limit = own.get(name) or HYPERPARAMETER_LIMITS.get(name)
         if limit is None:
-            raise refusal(name, _unknown(name, method, own))
+            raise bad_setting(name, _unknown(name, method, own))
         if value is None or value == "auto":
             continue
         if (wrong := _wrong(limit, value)) is not None:
-            raise refusal(name, f"{name} {wrong}; change it, or leave it out for the recipe's default{limit.suggestion(value)}")
+            raise bad_setting(name, f"{name} {wrong}; change it, or leave it out for the recipe's default{limit.suggestion(value)}")
         values[name] = limit.plain(value)
     if "learning_rate" in values and "learning_rate_multiplier" in values:
-        raise refusal("learning_rate", "learning_rate and learning_rate_multiplier were both given; keep one of them")
+        raise bad_setting("learning_rate", "learning_rate and learning_rate_multiplier were both given; keep one of them")
     return values
 
 
@@ -112,11 +112,11 @@ def checked_hardware(asked: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the requested GPUs and strategy, validated; leaves ``auto`` and absent ones to the memory estimate."""
     values: dict[str, Any] = {}
     for name, value in (asked or {}).items():
-        limit = HARDWARE.get(name)
+        limit = HARDWARE_LIMITS.get(name)
         param = f"hardware.{name[:80]}"
         if limit is None:
-            known = ", ".join(HARDWARE)
-            hint = did_you_mean(name, HARDWARE)
+            known = ", ".join(HARDWARE_LIMITS)
+            hint = did_you_mean(name, HARDWARE_LIMITS)
             raise InvalidRequest(f"hardware {name[:80]!r} does not exist; known are {known}{hint}", code="unknown_parameter", param=param)
         if value is None or value == "auto":
             continue
@@ -132,17 +132,18 @@ def _wrong(limit: Limit, value: Any) -> str | None:
     return None if limit.accepts(value) else f"{repr(value)[:80]} is not {limit.text}{because}"
 
 
-def refusal(name: str, message: str) -> InvalidRequest:
+def bad_setting(name: str, message: str) -> InvalidRequest:
     return InvalidRequest(message, code="invalid_hyperparameter", param=f"hyperparameters.{name[:80]}")
 
 
 def _unknown(name: str, method: str, own: Mapping[str, Limit]) -> str:
     if name in UNSERVABLE:
         return f"{name} is not offered: {UNSERVABLE[name]}"
-    others = [m.name for m in methods.registered().values() if name in m.settings]
+    others = [m.name for m in methods.registered_methods().values() if name in m.settings]
     if others:
         return f"{name} is a setting of {', '.join(others)}, but the method is {method}; leave it out, or choose one of those methods"
-    return f"hyperparameter {name[:80]!r} does not exist; GET /v1/fine_tuning/model_limits lists all{did_you_mean(name, [*own, *LIMITS])}"
+    guess = did_you_mean(name, [*own, *HYPERPARAMETER_LIMITS])
+    return f"hyperparameter {name[:80]!r} does not exist; GET /v1/fine_tuning/model_limits lists all{guess}"
 
 
 EXPERT_SETTINGS = ("train_experts", "train_router")
@@ -193,18 +194,18 @@ def _sharding_rules(strategy: str, optimizer: str, precision: str, requested: Ma
     if strategy in REPLICATES or strategy == "None":
         return
     if optimizer != "adamw_torch":
-        yield refusal(
+        yield bad_setting(
             "optimizer",
             f"{optimizer} needs whole matrices on each GPU, but strategy {strategy} shards them; use adamw_torch, whose states "
             "can be sharded, or ddp",
         )
     if precision == "fp16":
-        yield refusal(
+        yield bad_setting(
             "precision", f"fp16 loss scaling does not support sharded gradients, which strategy {strategy} uses; use bf16, or ddp"
         )
     for name in WHOLE_WEIGHTS:
         if requested.get(name):
-            yield refusal(
+            yield bad_setting(
                 name,
                 f"{name} reads whole weights of the base on each GPU, but strategy {strategy} shards training; use ddp, or leave it out",
             )
@@ -213,17 +214,19 @@ def _sharding_rules(strategy: str, optimizer: str, precision: str, requested: Ma
 def _adapter_rules(c: Combination) -> Iterator[InvalidRequest]:
     for name in LORA_SETTINGS:
         if name in c.requested and c.adapter == "full":
-            yield refusal(name, f"{name} applies only to adapters, but adapter full trains every parameter; leave it out, or use lora")
+            yield bad_setting(name, f"{name} applies only to adapters, but adapter full trains every parameter; leave it out, or use lora")
     for name in EXPERT_SETTINGS:
         if c.requested.get(name) and c.adapter != "full":
-            yield refusal(
+            yield bad_setting(
                 name, f"{name} applies to adapter full: adapters leave experts and routers as they are; leave it out, or use full"
             )
-    if c.requested.get("train_router") and methods.get(c.method).pack != "windows":
-        yield refusal("train_router", f"method {c.method} computes no load-balancing loss for a trained router; leave it out, or use sft")
+    if c.requested.get("train_router") and methods.method_named(c.method).pack != "windows":
+        yield bad_setting(
+            "train_router", f"method {c.method} computes no load-balancing loss for a trained router; leave it out, or use sft"
+        )
     for name in QUANTIZATION_SETTINGS:
         if name in c.requested and c.adapter != "qlora":
-            yield refusal(name, f"{name} applies to a base in 4 bits, and the adapter is {c.adapter}; use qlora, or leave it out")
+            yield bad_setting(name, f"{name} applies to a base in 4 bits, and the adapter is {c.adapter}; use qlora, or leave it out")
 
 
 def _rank_rules(c: Combination) -> Iterator[InvalidRequest]:
@@ -233,15 +236,16 @@ def _rank_rules(c: Combination) -> Iterator[InvalidRequest]:
     rank, servable = int(c.settings["rank"]), [r for r in ENGINE_RANKS if r <= c.max_rank]
     shown = ", ".join(map(str, servable))
     if not c.pissa and rank not in servable:
-        yield refusal("rank", f"rank {rank} exceeds the {c.max_rank} that this deployment's servers load; use one of {shown}")
+        yield bad_setting("rank", f"rank {rank} exceeds the {c.max_rank} that this deployment's servers load; use one of {shown}")
     if c.pissa and 2 * rank not in servable:
         fitting = ", ".join(str(r // 2) for r in servable if r % 2 == 0 and r // 2 in ENGINE_RANKS) or "none"
-        yield refusal(
+        yield bad_setting(
             "rank", f"rank {rank} with PiSSA ends as an adapter of rank {2 * rank}, and the servers load {shown}; use one of {fitting}"
         )
-    if c.pissa and 2 * float(c.settings["alpha"]) > LIMITS["alpha"].high:
-        yield refusal(
-            "alpha", f"alpha {c.settings['alpha']:g} doubles with PiSSA, beyond {LIMITS['alpha'].high:g}; use at most half of that"
+    if c.pissa and 2 * float(c.settings["alpha"]) > HYPERPARAMETER_LIMITS["alpha"].high:
+        yield bad_setting(
+            "alpha",
+            f"alpha {c.settings['alpha']:g} doubles with PiSSA, beyond {HYPERPARAMETER_LIMITS['alpha'].high:g}; use at most half of that",
         )
 
 
@@ -251,13 +255,13 @@ def _pissa_rules(c: Combination) -> Iterator[InvalidRequest]:
         return
     for name, does in (("dropout", "would drop parts of"), ("weight_decay", "would shrink")):
         if c.requested.get(name):
-            yield refusal(name, f"{name} {does} the base's largest singular values, which PiSSA trains; leave it out, or set it to 0")
+            yield bad_setting(name, f"{name} {does} the base's largest singular values, which PiSSA trains; leave it out, or set it to 0")
     if c.requested.get("use_dora"):
-        yield refusal(
+        yield bad_setting(
             "use_dora", "use_dora and init_lora_weights cannot be combined: DoRA's adapters are no plain LoRA; leave one of them out"
         )
     if c.settings["optimizer"] == "adafactor":
-        yield refusal(
+        yield bad_setting(
             "optimizer",
             "adafactor scales updates by means over a whole matrix, half of which PiSSA keeps as it began; use adamw_torch or adamw_8bit",
         )
@@ -268,17 +272,17 @@ def _rate_rules(c: Combination) -> Iterator[InvalidRequest]:
     for name, readers in schedules.OPTIONS.items():
         if c.requested.get(name) and schedule not in readers:
             offered = " or ".join(readers) if len(readers) < len(schedules.NAMES) else "one that has a name"
-            yield refusal(name, f"{name} has no effect with schedule {schedule}; use {offered}, or leave {name} out")
+            yield bad_setting(name, f"{name} has no effect with schedule {schedule}; use {offered}, or leave {name} out")
     warmup, decay = float(c.settings["warmup_ratio"]), float(c.settings["schedule_decay_ratio"])
     if schedule == "wsd" and warmup + decay > 1:
-        yield refusal(
+        yield bad_setting(
             "schedule_decay_ratio", f"schedule_decay_ratio {decay:g} and warmup_ratio {warmup:g} are more than the run; lower one of them"
         )
     for name in ADAM_SETTINGS:
         if name in c.requested and c.settings["optimizer"] == "adafactor":
-            yield refusal(name, f"{name} has no effect with optimizer adafactor; leave it out, or use adamw_torch")
-    if c.requested.get("neftune_noise_alpha") and methods.get(c.method).pack != "windows":
-        yield refusal(
+            yield bad_setting(name, f"{name} has no effect with optimizer adafactor; leave it out, or use adamw_torch")
+    if c.requested.get("neftune_noise_alpha") and methods.method_named(c.method).pack != "windows":
+        yield bad_setting(
             "neftune_noise_alpha",
             f"method {c.method} compares probabilities of answers, which noise would change at random; leave it out, or use sft",
         )
@@ -286,7 +290,7 @@ def _rate_rules(c: Combination) -> Iterator[InvalidRequest]:
 
 def _precision_rules(c: Combination) -> Iterator[InvalidRequest]:
     if c.precision == "fp16" and c.adapter == "full":
-        yield refusal(
+        yield bad_setting(
             "precision",
             "fp16 with adapter full loses small updates, because 16-bit weights have no float32 master copies; "
             "use bf16 or fp32, or an adapter (lora, qlora), whose weights stay in float32",
@@ -323,8 +327,8 @@ def _context_rules(c: Combination) -> Iterator[InvalidRequest]:
 
 def splitting_objections(*, method: str, train_router: bool, noise: bool) -> Iterator[str]:
     """Yields why a training cannot split its windows over ranks, whatever the model."""
-    if methods.get(method).pack != "windows":
-        yield f"splits packed windows, and method {method} trains on {methods.get(method).pack}"
+    if methods.method_named(method).pack != "windows":
+        yield f"splits packed windows, and method {method} trains on {methods.method_named(method).pack}"
     if train_router:
         yield "would balance the experts over parts of a window; a trained router needs it whole"
     if noise:
@@ -332,12 +336,12 @@ def splitting_objections(*, method: str, train_router: bool, noise: bool) -> Ite
 
 
 def _pack_rules(c: Combination) -> Iterator[InvalidRequest]:
-    of = methods.get(c.method)
+    of = methods.method_named(c.method)
     for name in PACK_SETTINGS:
         if name in c.requested and of.pack != "windows":
-            yield refusal(name, f"{name} applies only to packed conversations, but method {c.method} trains on {of.pack}; leave it out")
+            yield bad_setting(name, f"{name} applies only to packed conversations, but method {c.method} trains on {of.pack}; leave it out")
     if of.every_token and c.requested.get("train_on_inputs") is False:
-        yield refusal("train_on_inputs", f"method {c.method} trains on every token; leave train_on_inputs out, or use method sft")
+        yield bad_setting("train_on_inputs", f"method {c.method} trains on every token; leave train_on_inputs out, or use method sft")
 
 
 def _batch_rules(c: Combination) -> Iterator[InvalidRequest]:
@@ -346,12 +350,12 @@ def _batch_rules(c: Combination) -> Iterator[InvalidRequest]:
     num_gpus = max(1, (c.hardware.get("num_gpus") or shared) // shared)
     if batch and batch % (num_gpus * rows):
         parts = [f"{num_gpus} ranks"] * (num_gpus > 1) + [f"micro-batches of {rows}"] * (rows > 1)
-        yield refusal("batch_size", f"batch_size {batch} does not divide by {' x '.join(parts)}; use a multiple of {num_gpus * rows}")
+        yield bad_setting("batch_size", f"batch_size {batch} does not divide by {' x '.join(parts)}; use a multiple of {num_gpus * rows}")
 
 
 def _stopping_rules(c: Combination) -> Iterator[InvalidRequest]:
     if "early_stopping_min_delta" in c.requested and "early_stopping_patience" not in c.requested:
-        yield refusal("early_stopping_min_delta", "early_stopping_min_delta requires early_stopping_patience; set that too")
+        yield bad_setting("early_stopping_min_delta", "early_stopping_min_delta requires early_stopping_patience; set that too")
 
 
 def _hardware_refusal(message: str, *, param: str = "hardware.strategy") -> InvalidRequest:

@@ -138,7 +138,7 @@ def _half_cosine(done: float) -> float:
     return max(0.0, 0.5 * (1.0 + math.cos(math.pi * done)))
 
 
-def describe(opt: Optimization, *, total_steps: int) -> str:
+def describe_schedule(opt: Optimization, *, total_steps: int) -> str:
     """Return the schedule of a run in words, such as ``0.0002, 3 steps of warm-up, then cosine to 0``."""
     rate = f"{opt.learning_rate:g}"
     if isinstance(opt.schedule, tuple):

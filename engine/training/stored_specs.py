@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine.training.recipes import load_all
+from engine.training.recipes import load_recipes
 
 FORMER_NAMES = {"windows_per_device": "per_device_batch_size"}
 
 
-def global_batch_size(spec: Mapping[str, Any]) -> int | None:
+def stored_batch_size(spec: Mapping[str, Any]) -> int | None:
     """Rows per optimizer step; None if the spec does not say."""
     opt = _optimization(spec)
     factors = (opt.get("per_device_batch_size"), opt.get("accumulation_steps"), spec.get("world_size"))
@@ -30,7 +30,7 @@ def openai_hyperparameters(spec: Mapping[str, Any], requested: Mapping[str, Any]
     """
     shown = {
         "n_epochs": _epochs(spec, requested),
-        "batch_size": global_batch_size(spec),
+        "batch_size": stored_batch_size(spec),
         "learning_rate_multiplier": _multiplier(spec, requested),
     }
     return {k: v for k, v in shown.items() if v is not None} | dict(spec.get("method_settings") or {})
@@ -54,7 +54,7 @@ def _multiplier(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> float:
     if isinstance(asked, (int, float)):
         return float(asked)
     rate, method = _optimization(spec).get("learning_rate"), spec.get("method")
-    recipe = load_all().get(str(spec.get("recipe")).partition("@")[0])
+    recipe = load_recipes().get(str(spec.get("recipe")).partition("@")[0])
     if recipe is None or rate is None or method is None or not isinstance(requested.get("learning_rate"), (int, float)):
         return 1.0
     return float(rate) / float(recipe.learning_rate(method).value)

@@ -62,9 +62,20 @@ from engine.data.split import part_of
 from engine.data.stored_rows import load_rows, load_stored
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from engine.data.tokens.reasoning_probe import Switch
-from engine.training import hyperparameters, methods, reference_logps, requested_hyperparameters
-from engine.training.methods import Method
-from engine.training.spec import Source, TrainingSpec, canonical_json
+from engine.training import (
+    PACK_SETTINGS,
+    REFERENCE_MANIFEST,
+    Method,
+    PackFacts,
+    Source,
+    TrainingSpec,
+    canonical_json,
+    method_named,
+    min_windows,
+    quantization_label,
+    reference_key_for,
+    resolve,
+)
 from ft_assets.datasets.pack_cache import fetch_pack
 
 log = logging.getLogger(__name__)
@@ -231,7 +242,7 @@ def pack(
     model = platform.models.get_pinned(job.model, job.base_digest)
     placed = job_plan.of_job(platform, job, model)
     plan = placed.plan
-    method = methods.get(job.method)
+    method = method_named(job.method)
     packs, reused = list[PackManifest](), True
     for file_id in job.trained_on:
         settings = _pack_settings(platform, tenant, job, file_id, placed, method)
@@ -239,7 +250,7 @@ def pack(
             built, known = _stored_pack(platform, tenant, job, file_id, model, method, settings, progress=progress, say=say)
         packs, reused = [*packs, built], reused and known
     facts, sources = _read_an_epoch(job.training_files, packs)
-    spec = hyperparameters.resolve(
+    spec = resolve(
         plan,
         facts,
         seed=job.seed,
@@ -252,7 +263,7 @@ def pack(
     )
     compared = None
     if method.needs_reference:
-        spec = replace(spec, reference=reference_logps.key_for(spec))
+        spec = replace(spec, reference=reference_key_for(spec))
         compared = _reference(platform, tenant, spec)
     if job.state is JobState.VALIDATING:  # else they are recorded
         findings = training_data.findings(
@@ -288,9 +299,9 @@ def _naming(file_id: str) -> Iterator[None]:
         raise InvalidDataset(f"{file_id}: {error.message}", code=error.code, param=error.param) from error
 
 
-def _read_an_epoch(files: Sequence[MixedFile], packs: Sequence[PackManifest]) -> tuple[hyperparameters.PackFacts, tuple[Source, ...]]:
+def _read_an_epoch(files: Sequence[MixedFile], packs: Sequence[PackManifest]) -> tuple[PackFacts, tuple[Source, ...]]:
     """Returns what an epoch reads of the one pack there is, or of a mixture of packs with its sources."""
-    facts = hyperparameters.PackFacts(**{k: getattr(packs[0], k) for k in hyperparameters.PackFacts.__slots__})
+    facts = PackFacts(**{k: getattr(packs[0], k) for k in PackFacts.__slots__})
     facts = replace(facts, max_seq_len=max(pack.max_seq_len for pack in packs))
     if not files:
         return facts, ()
@@ -319,9 +330,9 @@ def _reference(platform: Platform, tenant: str, spec: TrainingSpec) -> Reference
     prefix = layout.reference_prefix(tenant, key)
     return Reference(
         key=key,
-        stored=platform.objects.exists(f"{prefix}/{reference_logps.MANIFEST}"),
+        stored=platform.objects.exists(f"{prefix}/{REFERENCE_MANIFEST}"),
         precision=spec.precision,
-        quantization=reference_logps.quantization_label(spec.quantization),
+        quantization=quantization_label(spec.quantization),
         adapter=None if spec.warm_start is None else spec.warm_start.manifest_sha256,
         uri=platform.objects.uri(prefix),
     )
@@ -341,14 +352,14 @@ def _pack_settings(platform: Platform, tenant: str, job: Job, file_id: str, plac
     plan, num_rows = placed.plan, round(dataset_of(platform, tenant, file_id).row_count * (1 - fraction))
     settings = PackSettings(
         max_seq_len=plan.max_seq_len,
-        min_windows=hyperparameters.min_windows(plan, num_examples=num_rows, data_ranks=placed.data_ranks),
+        min_windows=min_windows(plan, num_examples=num_rows, data_ranks=placed.data_ranks),
         safety_file=platform.settings.safety_file,
         bad_rows=policies.bad_rows,
         control_tokens=policies.control_tokens,
         over_long=policies.over_long,
         validation_dataset_id=own,
         validation_fraction=fraction,
-        **{name: plan.requested[name] for name in requested_hyperparameters.PACK_SETTINGS if name in plan.requested},
+        **{name: plan.requested[name] for name in PACK_SETTINGS if name in plan.requested},
     )
     if not method.every_token:
         return settings

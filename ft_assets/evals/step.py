@@ -70,8 +70,7 @@ from engine.evals import (
     short_config,
     write_items,
 )
-from engine.training import methods
-from engine.training.checkpoints import manifest_digest, verify
+from engine.training import manifest_digest, method_named, verify_checkpoint
 from ft_assets.datasets.pack_cache import fetch_pack
 from ft_assets.datasets.step import validation_rows
 
@@ -170,7 +169,7 @@ def run_evaluation(
     built = build_report(
         result,
         items,
-        method=methods.get(judged.job.method),
+        method=method_named(judged.job.method),
         base_model=judged.base_model,
         base_digest=judged.base_digest,
         adapter_manifest_sha256=judged.adapter.manifest_sha256,
@@ -389,7 +388,7 @@ def fetch_final(platform: Platform, job_id: str) -> Path:
     if not (target / "manifest.json").exists() or manifest_digest(target) != row.manifest_sha256:
         shutil.rmtree(target, ignore_errors=True)
         download(platform.objects, row.object_prefix, target, last="manifest.json")
-    verify(target)
+    verify_checkpoint(target)
     return target
 
 

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from engine.data.report.histogram import markdown_picture
-from engine.training.loss_curve_svg import loss_curve_svg
+from engine.training import loss_curve_svg
 from ft_assets.partitions import JOBS
 from ft_assets.platform_resource import PlatformResource, job_metadata, job_step
 from ft_assets.training import step

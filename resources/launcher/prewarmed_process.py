@@ -31,7 +31,7 @@ from agent.prewarmed_trainer import ForkedProcess
 from control_plane.capacity import gpu_devices
 from core.forked_process import Forked, Order, become
 from core.telemetry import spans
-from engine.training import methods
+from engine.training import method_named
 from resources.launcher import workload_watcher
 from resources.launcher.prewarmed import ANSWER_TIMEOUT_S, unix_socket
 from resources.launcher.process_identity import identity
@@ -112,7 +112,7 @@ def _import_at_low_priority() -> None:
     """Give way to everything else, in this thread only: no process can take its low priority back, and the trainer needs its own."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
     imports = importlib.import_module("engine.training.runtime.imports")
-    imports.import_stack(methods.get("sft"))
+    imports.import_stack(method_named("sft"))
     for name in LATE_IMPORTS:
         importlib.import_module(name)
 

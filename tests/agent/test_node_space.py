@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent import node_space
-from engine.training.checkpoints import MANIFEST, STATE, committed, step_name
-from tests.support.jobs import committed_checkpoints
+from engine.training.checkpoints import CHECKPOINT_MANIFEST, TRAINER_STATE, committed_checkpoints, step_name
+from tests.support.jobs import sealed_checkpoints
 from tests.support.jobs.training_specs import SPEC
 
 
@@ -76,15 +76,15 @@ def test_the_best_checkpoint_of_a_job_stays_beside_the_two_newest(node: Path) ->
     directory = node / "jobs" / "mine" / "checkpoints"
 
     def write(draft: Path) -> None:
-        for name in ("adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "schedule.pt", STATE):
+        for name in ("adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "schedule.pt", TRAINER_STATE):
             (draft / name).write_bytes(b"0")
 
     for step, best in ((1, 1), (2, 1), (3, 3), (4, 3), (5, 3), (6, 5)):
         facts = {"step": step, "attempt": 1, "created_at": 0.0, "metrics": {"best_step": best}}
-        committed_checkpoints.commit(directory / step_name(step), write, spec=SPEC, **facts)
-    (directory / step_name(6) / MANIFEST).write_text("torn")
+        sealed_checkpoints.commit(directory / step_name(step), write, spec=SPEC, **facts)
+    (directory / step_name(6) / CHECKPOINT_MANIFEST).write_text("torn")
     node_space.free(node, "mine")
-    assert [path.name for path in committed(directory)] == [step_name(step) for step in (3, 5, 6)]
+    assert [path.name for path in committed_checkpoints(directory)] == [step_name(step) for step in (3, 5, 6)]
 
 
 def test_a_file_that_something_else_links_to_frees_nothing(node: Path) -> None:

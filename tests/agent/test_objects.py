@@ -30,16 +30,16 @@ from core.durable_files import sha256_of
 from core.errors import IntegrityError, InvalidRequest, Unavailable
 from core.retries import RetryPolicy, with_retries
 from core.workload import StoredCheckpoint
-from engine.training.checkpoints import MANIFEST, STATE, Manifest, manifest_digest, verify
+from engine.training.checkpoints import CHECKPOINT_MANIFEST, TRAINER_STATE, CheckpointManifest, manifest_digest, verify_checkpoint
 from resources.object_store.s3 import S3ObjectStore
-from tests.support.jobs import committed_checkpoints
+from tests.support.jobs import sealed_checkpoints
 from tests.support.jobs.followed_jobs import until
 from tests.support.jobs.training_specs import SPEC
 from tests.support.servers.checked_s3 import checked_s3
 from tests.support.servers.faulty_proxy import FaultyProxy, faulty_proxy
 
 NAME = "step-00000010"
-PARTS = ("adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "schedule.pt", STATE)
+PARTS = ("adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "schedule.pt", TRAINER_STATE)
 SHORT = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
 
 
@@ -84,13 +84,13 @@ def prefix(held: Claim) -> str:
 def checkpoint(tmp_path: Path) -> Path:
     def write(directory: Path) -> None:
         (directory / "adapter_model.safetensors").write_bytes(b"the weights as they were" + bytes(range(256)) * 800)
-        for name in ("adapter_config.json", STATE):
+        for name in ("adapter_config.json", TRAINER_STATE):
             (directory / name).write_text("{}")
         for name in ("optimizer.pt", "schedule.pt"):
             (directory / name).write_text(f"{name} as it was")
 
     target = tmp_path / NAME
-    committed_checkpoints.commit(target, write, spec=SPEC, step=10, attempt=1, created_at=0.0)
+    sealed_checkpoints.commit(target, write, spec=SPEC, step=10, attempt=1, created_at=0.0)
     return target
 
 
@@ -104,7 +104,7 @@ def test_what_is_sent_is_what_is_fetched(objects: Objects, checkpoint: Path, pre
     sent = store_directory(objects, checkpoint, prefix, set())
     there = tmp_path / "there"
     assert restored(objects, checkpoint, prefix, there) == Restored(step=10)
-    assert verify(there / NAME) == sent
+    assert verify_checkpoint(there / NAME) == sent
     assert {p.name for p in there.iterdir()} == {NAME}
 
 
@@ -114,7 +114,7 @@ def test_a_line_that_is_cut_is_gone_on_with_where_it_was(proxy: FaultyProxy, obj
     def cut() -> None:
         proxy.refuse = bool(sent)
 
-    def send() -> Manifest:
+    def send() -> CheckpointManifest:
         return store_directory(objects, checkpoint, prefix, sent)
 
     with pytest.raises(Unavailable):
@@ -152,7 +152,7 @@ def test_bytes_that_change_on_the_way_back_are_fetched_again(
         proxy.replace.append(spoilt)
         assert restored(objects, checkpoint, prefix, tmp_path / f"{n}") == Restored(step=10)
         assert not proxy.replace
-        verify(tmp_path / f"{n}" / NAME)
+        verify_checkpoint(tmp_path / f"{n}" / NAME)
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_an_object_that_is_spoilt_in_the_store_is_damage_and_not_an_outage(
         assert name in found.skipped[0].why
         assert not (where / NAME).exists()
 
-    for name in (*PARTS, MANIFEST):
+    for name in (*PARTS, CHECKPOINT_MANIFEST):
         store_directory(objects, checkpoint, prefix, set())
         whole = store.get_bytes(f"{prefix}/{name}")
         for n, spoilt in enumerate((whole[:-1], b"", whole.swapcase())):
@@ -180,7 +180,7 @@ def test_what_the_store_has_not_as_it_was_sent_is_not_committed_and_sent_again(
     platform: Platform, held: Claim, store: ObjectStore, api: ApiClient, objects: Objects, checkpoint: Path, prefix: str
 ) -> None:
     what = Commit(step=10, manifest_sha256=manifest_digest(checkpoint))
-    for name in (PARTS[1], MANIFEST):
+    for name in (PARTS[1], CHECKPOINT_MANIFEST):
         sent = set[str]()
         store_directory(objects, checkpoint, prefix, sent)
         store.put_bytes(f"{prefix}/{name}", b"torn")
@@ -198,7 +198,7 @@ def test_damage_on_this_node_is_not_stored(store: ObjectStore, objects: Objects,
         out.write(b"T")
     with pytest.raises(IntegrityError, match="does not match the digest"):
         store_directory(objects, checkpoint, prefix, set())
-    assert not store.exists(f"{prefix}/{MANIFEST}") and not store.exists(f"{prefix}/adapter_model.safetensors")
+    assert not store.exists(f"{prefix}/{CHECKPOINT_MANIFEST}") and not store.exists(f"{prefix}/adapter_model.safetensors")
 
 
 def test_a_download_that_was_cut_off_fetches_only_what_is_missing(objects: Objects, checkpoint: Path, prefix: str, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_download_that_was_cut_off_fetches_only_what_is_missing(objects: Objec
     assert restored(objects, checkpoint, prefix, there) == Restored(step=10)
     assert (there / NAME / "adapter_config.json").stat().st_ino == inode
     assert not beside.exists()
-    verify(there / NAME)
+    verify_checkpoint(there / NAME)
 
 
 def test_a_big_file_is_sent_in_parts_each_held_against_its_digest(
@@ -291,7 +291,7 @@ def test_a_store_that_takes_long_to_put_a_big_file_together_is_waited_for(
 def test_an_attempt_reads_and_writes_its_own_objects_and_no_others(objects: Objects, held: Claim, checkpoint: Path) -> None:
     for key in ("tenants/other/jobs/j/checkpoints/a1/x", f"{attempts.checkpoint_prefix(replace(held, attempt=2))}/x", "x"):
         with pytest.raises(InvalidRequest, match="may not write"):
-            objects.store(key, checkpoint / MANIFEST, None)
+            objects.store(key, checkpoint / CHECKPOINT_MANIFEST, None)
     for key in ("tenants/other/jobs/j/checkpoints/a1/x", "base_models/x"):
         with pytest.raises(InvalidRequest, match="may not read"):
             objects.fetch(key, checkpoint / "x")

@@ -19,9 +19,16 @@ from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
 from control_plane.platform.context import Platform
 from core.workload import StoredCheckpoint
-from engine.training.checkpoints import MANIFEST, STATE, committed, manifest_digest, step_name, verify
+from engine.training.checkpoints import (
+    CHECKPOINT_MANIFEST,
+    TRAINER_STATE,
+    committed_checkpoints,
+    manifest_digest,
+    step_name,
+    verify_checkpoint,
+)
 from engine.training.spec import EarlyStopping
-from tests.support.jobs import committed_checkpoints
+from tests.support.jobs import sealed_checkpoints
 from tests.support.jobs.training_specs import SPEC
 
 EARLY = replace(SPEC, optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=5)))
@@ -40,10 +47,10 @@ class World:
         def write(draft: Path) -> None:
             for name in ("adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "schedule.pt"):
                 (draft / name).write_text(f"{name} of step {step}")
-            (draft / STATE).write_text(json.dumps({"step": step, "best_step": best}))
+            (draft / TRAINER_STATE).write_text(json.dumps({"step": step, "best_step": best}))
 
         target = self.directory / step_name(step)
-        committed_checkpoints.commit(target, write, spec=EARLY, step=step, attempt=1, created_at=0.0)
+        sealed_checkpoints.commit(target, write, spec=EARLY, step=step, attempt=1, created_at=0.0)
         return target
 
     def stored(self, step: int, *, best: int | None, local: bool = False) -> StoredCheckpoint:
@@ -61,7 +68,7 @@ class World:
 
     def steps(self) -> list[int]:
         """Of the node's checkpoints, each of them sound."""
-        return [verify(path).step for path in committed(self.directory)]
+        return [verify_checkpoint(path).step for path in committed_checkpoints(self.directory)]
 
 
 @pytest.fixture
@@ -117,7 +124,7 @@ def test_only_an_early_stop_needs_the_best_checkpoint(world: World) -> None:
 
 def test_a_manifest_that_is_not_the_committed_one_is_damage(world: World) -> None:
     rows = [world.stored(20, best=20), world.stored(10, best=10)]
-    whole = world.platform.objects.get_bytes(f"{rows[1].prefix}/{MANIFEST}")
-    world.platform.objects.put_bytes(f"{rows[0].prefix}/{MANIFEST}", whole)
+    whole = world.platform.objects.get_bytes(f"{rows[1].prefix}/{CHECKPOINT_MANIFEST}")
+    world.platform.objects.put_bytes(f"{rows[0].prefix}/{CHECKPOINT_MANIFEST}", whole)
     found = restore(world.objects, EARLY, rows, world.directory)
     assert (found.step, world.steps()) == (10, [10])

@@ -10,8 +10,8 @@ import yaml
 from benchmarks.estimates import __main__ as table
 from benchmarks.estimates import published
 from benchmarks.estimates.published import Published
-from engine.training.cost_model import cost
-from engine.training.memory import COUNTS
+from engine.training.cost_model import training_cost
+from engine.training.memory import GANG_SIZES
 
 ROWS = published.read()
 
@@ -51,8 +51,8 @@ def test_the_table_is_that_of_the_model() -> None:
 @pytest.mark.parametrize("adapter", table.ADAPTERS)
 @pytest.mark.parametrize("gpu", table.GPUS)
 def test_what_is_placed_on_more_gpus_ends_sooner(model: str, adapter: table.Adapter, gpu: str) -> None:
-    placed = [case for count in COUNTS if (case := table.placed(model, adapter, gpu, count))]
-    took = [cost(case, gpu, rows=table.TOKENS / table.SEQUENCE, tokens=table.TOKENS).total_s for case in placed]
+    placed = [case for count in GANG_SIZES if (case := table.placed(model, adapter, gpu, count))]
+    took = [training_cost(case, gpu, rows=table.TOKENS / table.SEQUENCE, tokens=table.TOKENS).total_s for case in placed]
     assert took == sorted(took, reverse=True)
     used = [seconds * case.world_size for seconds, case in zip(took, placed, strict=True)]
     assert all(after > 0.98 * before for before, after in pairwise(used)), "a larger micro-batch saves 2 % at most"

@@ -216,11 +216,11 @@ def test_every_value_of_a_known_model_says_where_it_was_read_and_none_is_a_pin()
         assert set(entry["read"]) == {"id", "license", "context_length", "num_parameters"} and all(
             map(str.strip, entry["read"].values())
         ), name
-        assert recipes.select(name, adapter="lora", num_parameters=entry["num_parameters"]).name == entry["recipe"], name
+        assert recipes.select_recipe(name, adapter="lora", num_parameters=entry["num_parameters"]).name == entry["recipe"], name
 
 
 @pytest.mark.parametrize("name", ["Qwen3-8B", "Llama-3.1-8B-Instruct", "Mistral-7B-Instruct-v0.3"])
 def test_known_parameters_are_those_of_the_shape(name: str) -> None:
     known = {entry["id"].partition("/")[2]: entry["num_parameters"] for entry in base_models.known_models().values()}
-    shape = model_shapes.named(name)
+    shape = model_shapes.well_known_shape(name)
     assert shape is not None and known[name] == shape.num_parameters

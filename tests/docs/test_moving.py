@@ -16,7 +16,7 @@ from core.base_models import ENGINE_RANKS
 from core.errors import InvalidRequest
 from engine.data import shapes
 from engine.training import methods
-from engine.training.requested_hyperparameters import LIMITS, checked
+from engine.training.requested_hyperparameters import HYPERPARAMETER_LIMITS, checked_hyperparameters
 from tests.docs.moving_rows import PAGE, ROWS, many
 
 RUNNER, APP = CliRunner(), build()
@@ -122,7 +122,9 @@ def names(cell: str) -> list[str]:
     return re.findall(r"`([a-z_]+)`", cell)
 
 
-KNOWN = {*LIMITS, *HYPERPARAMETER_ALIASES} | {name for method in methods.registered().values() for name in method.settings}
+KNOWN = {*HYPERPARAMETER_LIMITS, *HYPERPARAMETER_ALIASES} | {
+    name for method in methods.registered_methods().values() for name in method.settings
+}
 
 
 def test_every_setting_of_the_table_exists_here() -> None:
@@ -138,10 +140,10 @@ def test_a_setting_under_the_name_of_another_tool_is_refused_by_name() -> None:
     assert {"lora_r", "num_train_epochs", "sequence_len", "cutoff_len"} <= set(theirs)
     for name in (*theirs, "modules_to_save", "bias", "added_tokens"):
         with pytest.raises(InvalidRequest) as refused:
-            checked({name: 1})
+            checked_hyperparameters({name: 1})
         assert (refused.value.code, refused.value.param) == ("invalid_hyperparameter", f"hyperparameters.{name}")
     with pytest.raises(InvalidRequest, match="rank 4 is not"):
-        checked({"rank": 4})
+        checked_hyperparameters({"rank": 4})
 
 
 @pytest.mark.parametrize(

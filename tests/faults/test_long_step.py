@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
-from engine.training.checkpoints import RESUMABLE, committed, verify  # noqa: E402
+from engine.training.checkpoints import RESUMABLE, committed_checkpoints, verify_checkpoint  # noqa: E402
 from engine.training.data_order import DataOrder  # noqa: E402
 from engine.training.runtime import (  # noqa: E402
     pack_loader,
@@ -105,7 +105,7 @@ def test_a_stop_in_a_long_step_commits_the_step_before_and_the_resume_is_exact(t
             if stop.requested:
                 now[0] = STEP_GRACE_S + 1
             time.sleep(0.1)
-        during.extend(p.name for p in committed(run.work_dir / "checkpoints"))
+        during.extend(p.name for p in committed_checkpoints(run.work_dir / "checkpoints"))
         objective.go_on.set()
 
     thread = threading.Thread(target=beats, daemon=True)
@@ -115,7 +115,7 @@ def test_a_stop_in_a_long_step_commits_the_step_before_and_the_resume_is_exact(t
     thread.join(30)
     assert left == [f"stop requested; step {LONG_STEP - 1} was committed while the next one computed"]
     assert during[-1] == f"step-{LONG_STEP - 1:08d}", "it was there before the step ended"
-    verify(run.work_dir / "checkpoints" / during[-1], required=RESUMABLE)
+    verify_checkpoint(run.work_dir / "checkpoints" / during[-1], required=RESUMABLE)
 
     resumed, reference = Training(run_file=run, attempts=1), Training(run_file=replace(run, work_dir=tmp_path / "whole"))
     assert resumed.attempt() and reference.attempt()

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from core.errors import Fault
-from engine.training.checkpoints import committed
-from engine.training.failures import Evidence, ExitEvidence, FailureClass, PastAttempt, Retry, classify, with_half_batch
+from engine.training.checkpoints import committed_checkpoints
+from engine.training.failures import Evidence, ExitEvidence, FailureClass, PastAttempt, Retry, classify_failure, with_half_batch
 from tests.engine.training.attempts import SPEC, Job, job, write_pack
 from tests.engine.training.runtime.parallel.test_torchrun import torchrun
 from tests.engine.training.runtime.test_endings import _rewrite
@@ -27,10 +27,10 @@ UNUSED_TOKEN = 258
 
 def judged(training: Job, code: int, history: tuple[PastAttempt, ...] = ()) -> FailureClass:
     """What the platform makes of the end of the newest attempt."""
-    newest = committed(training.work / "checkpoints")
+    newest = committed_checkpoints(training.work / "checkpoints")
     step = int(newest[-1].name.removeprefix("step-")) if newest else 0
     reached = max((m["step"] for m in training.steps()), default=0)
-    found = classify(
+    found = classify_failure(
         Evidence(
             phase="exited",
             exit=ExitEvidence.read(training.work, training.attempts),
@@ -67,7 +67,7 @@ def test_a_rate_that_explodes_is_the_users_and_leaves_no_weights(tmp_path: Path)
         found = judged(exploded, exploded.train())
         assert (found.code, found.fault, found.retry) == ("diverged", Fault.USER, Retry.NEVER), exploded.log()
         assert "learning_rate" in found.message and "to a third" in found.remedy
-        assert not (exploded.work / "final").exists() and not committed(exploded.work / "checkpoints")
+        assert not (exploded.work / "final").exists() and not committed_checkpoints(exploded.work / "checkpoints")
 
 
 @pytest.mark.parametrize("damage", ["config.json", "model.safetensors", "tokenizer.json", "cut short"])
@@ -116,7 +116,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_goes_on_from_its_checkpoint(tmp
         found = judged(tight, code)
         assert (code, found.code, found.retry) == (77, "oom", Retry.HALVE_BATCH), tight.log()
         assert found.fault is Fault.AMBIGUOUS and "half the micro-batch" in found.remedy
-        at = committed(tight.work / "checkpoints")[-1].name
+        at = committed_checkpoints(tight.work / "checkpoints")[-1].name
         halved = with_half_batch(tight.spec)
         assert halved is not None and halved.optimization.global_batch_size(1) == optimization.global_batch_size(1)
         tight.spec = halved

@@ -11,7 +11,7 @@ from engine.data.policies import policy_options
 from engine.evals.config import EvalConfig
 from engine.training import methods
 from engine.training.methods import Limit
-from engine.training.requested_hyperparameters import LIMITS
+from engine.training.requested_hyperparameters import HYPERPARAMETER_LIMITS
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is my parcel?"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"id": 1}'}}
@@ -66,7 +66,7 @@ def jobs(known: Mapping[str, str]) -> list[Mapping[str, Any]]:
     """A job of every method with all of its settings, one of every general hyperparameter, and one of every extension."""
     base = {"model": known["model"], "training_file": known["file"], "seed": 1}
     made: list[Mapping[str, Any]] = []
-    for name, method in methods.registered().items():
+    for name, method in methods.registered_methods().items():
         own = {setting: value_for(one.limit) for setting, one in method.settings.items()}
         file = known[f"{next(rows for rows in ('chat', 'preference', 'kto') if rows in method.rows)}_file"]
         made.append(
@@ -78,7 +78,7 @@ def jobs(known: Mapping[str, str]) -> list[Mapping[str, Any]]:
         )
     made += [
         {**base, "hyperparameters": {name: value_for(limit), **NEEDED.get(name, {})}}
-        for name, limit in LIMITS.items()
+        for name, limit in HYPERPARAMETER_LIMITS.items()
         if name not in OF_EXPERTS
     ]
     config = {one.name: one.default for one in fields(EvalConfig) if one.default not in (None, ())}

@@ -21,7 +21,7 @@ def test_every_package_of_the_list_is_the_locked_one_and_its_licence_is_accepted
     assert {name: version for name, version, _ in rows if name in locked} == {name: locked[name] for name, *_ in rows if name in locked}
     for name, _, licence in rows:
         assert licences.licence_of(name) == licence
-        assert licences.ids(licence) <= {*licences.PERMISSIVE, *licences.NAMED}, name
+        assert licences.ids(licence) <= {*licences.PERMISSIVE, *licences.WELL_KNOWN_SHAPES}, name
 
 
 def test_an_unknown_licence_fails_and_is_named() -> None:

@@ -29,7 +29,7 @@ def test_the_rendered_commands_serve_the_registered_model(
     trained = build_servable_model(tmp_path / "trained", seed=5)
     customer = Customer(platform=unserved, id=made.id, base=base, scratch=tmp_path)
     model = customer.register(trained)
-    record, shape = get_adapter(unserved, made.id, model.id), model_shapes.of(SERVED, directory=base)
+    record, shape = get_adapter(unserved, made.id, model.id), model_shapes.shape_of(SERVED, directory=base)
     rendered = yaml.safe_load_all(cluster.to_yaml(servers.render(record, shape, SETTINGS, context_length=512)))
     pod = next(o for o in rendered if o["kind"] == "Deployment")["spec"]["template"]["spec"]
 

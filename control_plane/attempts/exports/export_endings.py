@@ -20,7 +20,7 @@ from control_plane.queue.tables import reservations
 from core import layout
 from core.storable_text import printable
 from core.workload import Kind
-from engine.training.failures import Outcome, Retry
+from engine.training import Outcome, Retry
 
 MAX_FAILURES = 3
 """Attempts of one export that may fail; what was killed three times (for its memory, say) will be again."""

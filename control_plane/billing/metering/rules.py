@@ -17,7 +17,7 @@ from control_plane.billing.prices import PriceBook
 from control_plane.billing.rules import Entry
 from core.errors import Fault
 from engine.scheduler import Pricing
-from engine.training.failures import Outcome
+from engine.training import Outcome
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ON_DEMAND: Pricing = "on_demand"

@@ -30,7 +30,7 @@ from control_plane.platform.records import columns, many
 from control_plane.queue.tables import reservations
 from core.errors import Fault
 from engine.scheduler import Pool
-from engine.training.failures import Outcome
+from engine.training import Outcome
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from core.errors import NotFound
 from engine.adapters.promotion_rules import Releasability
 from engine.adapters.stages import Stage
 from engine.evals import combined_changes
-from engine.training.failures import Outcome
+from engine.training import Outcome
 
 JOBS = "/console/jobs"
 STATUSES = ("running", "queued", "paused", "succeeded", "failed", "cancelled")

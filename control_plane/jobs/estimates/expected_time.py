@@ -35,11 +35,20 @@ from engine.data.packs.best_fit import window_for
 from engine.data.policies import Policies
 from engine.data.split import automatic_fraction
 from engine.scheduler import Pool, job_class, pools_taking
-from engine.training import hyperparameters, methods
-from engine.training.cost_model import SETUP_S, Cost, cost
-from engine.training.memory import Case
-from engine.training.methods import Method
-from engine.training.spec import Quantization, TrainingSpec
+from engine.training import (
+    SETUP_S,
+    Case,
+    Cost,
+    Method,
+    PackFacts,
+    Quantization,
+    TrainingSpec,
+    method_named,
+    min_windows,
+    packs_windows,
+    resolve,
+    training_cost,
+)
 
 FILL = 0.999
 """Filled share of a window: what best-fit packing reaches on all but the smallest datasets (B16)."""
@@ -148,7 +157,7 @@ def _size(file: TrainingFile, request: JobRequest, model: BaseModel, placed: Pla
     """By its report, else by its bytes."""
     rows = file.row_count or max(1, round((file.bytes or 0) / BYTES_PER_ROW))
     num_examples = file.num_training(rows, request)
-    method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
+    method, max_seq_len = method_named(request.method), placed.plan.max_seq_len
     known = file.counted_tokens(model, method, max_seq_len, share=num_examples / rows) if file.row_count else None
     tokens = known if known is not None else math.ceil((file.bytes or 0) / BYTES_PER_TOKEN)
     return Size(num_examples=num_examples, tokens=tokens, counted=known is not None)
@@ -188,19 +197,19 @@ def resolved(placed: Placed, *, dataset_id: str, num_examples: int, tokens: int,
     """
     plan = placed.plan
     longest, num_rows = plan.max_seq_len, num_examples  # a row for each example, pair or judged answer
-    if hyperparameters.packs_windows(plan):
-        pieces = max(num_examples, math.ceil(tokens / longest)) if methods.get(plan.method).every_token else num_examples
-        needed = hyperparameters.min_windows(plan, num_examples=num_examples, data_ranks=placed.data_ranks)
+    if packs_windows(plan):
+        pieces = max(num_examples, math.ceil(tokens / longest)) if method_named(plan.method).every_token else num_examples
+        needed = min_windows(plan, num_examples=num_examples, data_ranks=placed.data_ranks)
         length = min(max(1, round(tokens / pieces)), longest)
         window = window_for([length], [pieces], longest=longest, min_windows=needed)
         num_rows = min(pieces, max(1, math.ceil(tokens / (longest * FILL))))
         if window < longest:
             longest, num_rows = max(window, length), math.ceil(pieces / max(1, window // length))
-    facts = hyperparameters.PackFacts(
+    facts = PackFacts(
         fingerprint=THIS, dataset_id=dataset_id, num_examples=num_examples, num_windows=num_rows, num_tokens=tokens,
         max_seq_len=longest,
     )  # fmt: skip
-    return hyperparameters.resolve(plan, facts, seed=seed, lock_sha256="", commit="", **placed.placement), num_rows
+    return resolve(plan, facts, seed=seed, lock_sha256="", commit="", **placed.placement), num_rows
 
 
 NEWEST = 100
@@ -266,7 +275,7 @@ def modelled(
     rows = spec.total_steps(num_rows=num_rows) * spec.rows_per_step
     tokens = tokens_per_epoch * rows / num_rows
     kind = Kind(gpu_type=gpu_type, model=model.id, way=f"{spec.method}/{spec.adapter}", num_gpus=spec.world_size)
-    return kind, cost(case, gpu_type, rows=rows, tokens=tokens, accumulation_steps=spec.optimization.accumulation_steps), tokens
+    return kind, training_cost(case, gpu_type, rows=rows, tokens=tokens, accumulation_steps=spec.optimization.accumulation_steps), tokens
 
 
 def learned(platform: Platform, kind: Kind) -> Correction:

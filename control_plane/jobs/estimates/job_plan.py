@@ -30,13 +30,30 @@ from engine.scheduler import (
     pools_in_order,
     pools_taking,
 )
-from engine.training import cost_model, hyperparameters, memory, methods, model_shapes, requested_hyperparameters
-from engine.training.hyperparameters import ModelFacts, Plan
-from engine.training.memory import Fit, forward_pass
-from engine.training.memory.gpus import GIB
-from engine.training.model_shapes import ModelShape, context_split
-from engine.training.recipes import Recipe
-from engine.training.spec import Quantization
+from engine.training import (
+    CONTEXT_SIZES,
+    EXPERT_SETTINGS,
+    GIB,
+    GPUS,
+    Case,
+    Fit,
+    ModelFacts,
+    ModelShape,
+    Placement,
+    Plan,
+    Quantization,
+    Recipe,
+    bad_setting,
+    check_placement,
+    context_objection,
+    forward_pass_gpus,
+    global_batch_size,
+    method_named,
+    micro_batch_s,
+    splitting_objections,
+)
+from engine.training import plan as plan_hyperparameters
+from engine.training import shape_of as known_shape
 
 CLASS_WORDS: Mapping[str, str] = {
     "lora": f"adapters on models below {LARGE_MODEL_PARAMETERS / 1e9:.0f}B parameters",
@@ -102,7 +119,7 @@ def placed_in(
     pool = pool_for(pools, tier, job_class(request.adapter, model.num_parameters))
     facts = ModelFacts(id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest)
     shape = shape_of(model)
-    plan = hyperparameters.plan(
+    plan = plan_hyperparameters(
         request.hyperparameters,
         facts,
         method=request.method,
@@ -110,7 +127,7 @@ def placed_in(
         recipe=chosen or request.recipe,
         known=known,
         hardware=request.hardware,
-        device=memory.GPUS[pool.gpu_type].device,
+        device=GPUS[pool.gpu_type].device,
         needs=shape.attention_needs,
         max_rank=max_rank,
     )
@@ -125,12 +142,12 @@ def placed_in(
 
 def unpacked_if_needed(plan: Plan, shape: ModelShape) -> Plan:
     """Gives each example a window of its own if the model cannot keep examples apart; ``InvalidRequest`` if the request packs them."""
-    longest, packs = shape.max_packed_len, methods.get(plan.method).pack == "windows"
+    longest, packs = shape.max_packed_len, method_named(plan.method).pack == "windows"
     if longest is None or not packs or (longest and plan.max_seq_len <= longest):
         return plan
     if plan.requested.get("packing"):
         how = f"or max_seq_len to at most {longest}" if longest else "or leave it out"
-        raise requested_hyperparameters.refusal(
+        raise bad_setting(
             "packing",
             f"{plan.model.id} cannot keep examples of a window apart at max_seq_len {plan.max_seq_len}; set packing to false, {how}",
         )
@@ -143,7 +160,7 @@ def check_target_modules(plan: Plan, shape: ModelShape) -> None:
     if isinstance(wanted, str) or shape.assumed:
         return
     if absent := [name for name in wanted if name not in shape.adapter_modules]:
-        raise requested_hyperparameters.refusal(
+        raise bad_setting(
             "target_modules",
             f"adapters cannot train {absent[0]} in {plan.model.id}; choose from {', '.join(shape.adapter_modules)}, or all-linear",
         )
@@ -151,8 +168,8 @@ def check_target_modules(plan: Plan, shape: ModelShape) -> None:
 
 def check_frozen_parts(plan: Plan, shape: ModelShape) -> None:
     """Raises ``InvalidRequest`` for settings of experts without experts, and for ZeRO where a part of a whole model stays frozen."""
-    if not shape.num_experts and (named := [name for name in requested_hyperparameters.EXPERT_SETTINGS if name in plan.requested]):
-        raise requested_hyperparameters.refusal(named[0], f"{named[0]} has no effect: {plan.model.id} has no experts; leave it out")
+    if not shape.num_experts and (named := [name for name in EXPERT_SETTINGS if name in plan.requested]):
+        raise bad_setting(named[0], f"{named[0]} has no effect: {plan.model.id} has no experts; leave it out")
     frozen = shape.other_parameters or (shape.num_experts and not (plan.value("train_experts") and plan.value("train_router")))
     if plan.adapter == "full" and frozen and str(plan.strategy).startswith("zero"):
         raise InvalidRequest(
@@ -192,9 +209,9 @@ def evaluation_gpus(pools: Sequence[Pool], model: BaseModel, *, adapter: str, ra
     ``InvalidRequest`` if no node gives as many to a job: every adapter is evaluated before it can be served.
     """
     kind = evaluation_class(pools, job_class(adapter, model.num_parameters))
-    gpu = memory.GPUS[pool_for(pools, tier, kind).gpu_type]
+    gpu = GPUS[pool_for(pools, tier, kind).gpu_type]
     shape = shape_of(model)
-    needed = 1 if gpu.is_cpu else forward_pass.num_gpus(shape, gpu.memory_bytes, rank=rank)
+    needed = 1 if gpu.is_cpu else forward_pass_gpus(shape, gpu.memory_bytes, rank=rank)
     able = pools_in_order(pools, tier=tier, kind=kind, num_gpus=1)
     most = max(min(pool.widest(tier), max(node.num_gpus for node in pool.nodes)) for pool in able)
     if needed is not None and needed * replicas <= most:
@@ -250,7 +267,7 @@ def _check_width(plan: Plan, pool: Pool, tier: str) -> None:
 def shape_of(model: BaseModel) -> ModelShape:
     """Return the model's shape; ``InvalidRequest`` if its sizes are not known."""
     try:
-        return model_shapes.of(model.id, directory=model.directory, repo=model.repo, num_parameters=model.num_parameters)
+        return known_shape(model.id, directory=model.directory, repo=model.repo, num_parameters=model.num_parameters)
     except ValueError as e:
         raise InvalidRequest(f"base model {model.id} cannot be trained here: {e}", code="unsupported_model", param="model") from e
 
@@ -262,8 +279,8 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
     """
     _check_width(plan, pool, tier)
     asked = plan.requested.get("per_device_batch_size")
-    on_cpu = memory.GPUS[pool.gpu_type].is_cpu
-    case = memory.Case(
+    on_cpu = GPUS[pool.gpu_type].is_cpu
+    case = Case(
         shape=shape,
         method=plan.method,
         adapter=plan.adapter,
@@ -281,21 +298,19 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         per_device_batch_size=int(asked or plan.value("per_device_batch_size")) if asked or on_cpu else 1,
         gradient_checkpointing=plan.gradient_checkpointing if on_cpu else bool(plan.requested.get("gradient_checkpointing")),
     )
-    found = memory.Placement(
-        gpu=memory.GPUS[pool.gpu_type],
+    found = Placement(
+        gpu=GPUS[pool.gpu_type],
         max_gpus=pool.widest(tier),
-        global_batch=hyperparameters.global_batch_size(plan),
+        global_batch=global_batch_size(plan),
         num_gpus=plan.num_gpus,
         strategy=plan.strategy,
         context_sizes=context_sizes(plan, shape, gpus_of_node=max(node.num_gpus for node in pool.nodes)),
         fixed_batch=bool(asked) or on_cpu,
         fixed_checkpointing="gradient_checkpointing" in plan.requested,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else 0,
-        micro_batch_s=lambda tried: cost_model.micro_batch_s(tried, pool.gpu_type, tokens=tried.tokens),
+        micro_batch_s=lambda tried: micro_batch_s(tried, pool.gpu_type, tokens=tried.tokens),
     ).fit(case)
-    requested_hyperparameters.check_placement(
-        strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision, requested=plan.requested
-    )
+    check_placement(strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision, requested=plan.requested)
     return found
 
 
@@ -308,7 +323,7 @@ def context_sizes(plan: Plan, shape: ModelShape, *, gpus_of_node: int) -> tuple[
     """Return the numbers of GPUs that may share a window: all that the model allows, or the requested one, ``InvalidRequest`` if it does
     not."""
     on_cpu = plan.device.capability is None
-    against = {n: context_split.objection(shape, n, kernel=plan.attention, on_cpu=on_cpu) for n in context_split.SIZES if n > 1}
+    against = {n: context_objection(shape, n, kernel=plan.attention, on_cpu=on_cpu) for n in CONTEXT_SIZES if n > 1}
     against |= {n: f"a node of the pool has {gpus_of_node} GPUs" for n in against if n > gpus_of_node}
     if (asked := plan.context_parallel) is not None:
         if why := against.get(asked):
@@ -320,6 +335,6 @@ def context_sizes(plan: Plan, shape: ModelShape, *, gpus_of_node: int) -> tuple[
             )
         return (asked,)
     noise, router = plan.value("neftune_noise_alpha") > 0, bool(plan.value("train_router"))
-    if on_cpu or any(requested_hyperparameters.splitting_objections(method=plan.method, train_router=router, noise=noise)):
+    if on_cpu or any(splitting_objections(method=plan.method, train_router=router, noise=noise)):
         return (1,)
     return (1, *(n for n, why in against.items() if why is None))

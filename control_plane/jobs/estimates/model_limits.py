@@ -19,10 +19,7 @@ from control_plane.tenants.rules import TIERS, Tenant
 from core.base_models import ENGINE_RANKS, BaseModel
 from core.errors import FtError
 from engine.scheduler import RESERVED_FOR, job_class, widest_of
-from engine.training import methods
-from engine.training.methods import Limit
-from engine.training.recipes import ADAPTERS, Recipe
-from engine.training.requested_hyperparameters import HARDWARE, LIMITS
+from engine.training import ADAPTER_KINDS, HARDWARE_LIMITS, HYPERPARAMETER_LIMITS, Limit, Recipe, registered_methods
 
 
 def model_limits(platform: Platform, *, model: str | None = None) -> list[ModelLimits]:
@@ -44,19 +41,20 @@ def _of(platform: Platform, name: str, known: Mapping[str, Recipe]) -> ModelLimi
         num_parameters=None,
         methods=[
             MethodLimits(name=m.name, rows=sorted(m.rows), hyperparameters={n: _shown(s.limit) for n, s in m.settings.items()})
-            for m in methods.registered().values()
+            for m in registered_methods().values()
         ],
         adapters=[],
-        hyperparameters={name: _shown(limit) for name, limit in LIMITS.items()} | {"rank": _shown(replace(LIMITS["rank"], allowed=ranks))},
-        num_gpus=[count for count in HARDWARE["num_gpus"].allowed if count <= widest],
-        strategies=list(HARDWARE["strategy"].words),
+        hyperparameters={name: _shown(limit) for name, limit in HYPERPARAMETER_LIMITS.items()}
+        | {"rank": _shown(replace(HYPERPARAMETER_LIMITS["rank"], allowed=ranks))},
+        num_gpus=[count for count in HARDWARE_LIMITS["num_gpus"].allowed if count <= widest],
+        strategies=list(HARDWARE_LIMITS["strategy"].words),
         max_suffix_length=MAX_SUFFIX,
         max_seed=MAX_SEED,
         max_metadata_pairs=metadata.MAX_PAIRS,
     )
     try:
         base = platform.models.card(name)
-        limits.adapters = [_adapter(platform, base, kind, known) for kind in ADAPTERS]
+        limits.adapters = [_adapter(platform, base, kind, known) for kind in ADAPTER_KINDS]
     except FtError as e:
         limits.unavailable = e.message
         return limits

@@ -45,10 +45,7 @@ from engine.data.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
 from engine.data.tokens.encoders import UNCUT
 from engine.data.tokens.token_shards import Tally, encode_or_drop
 from engine.scheduler import Pool, Pricing, job_class
-from engine.training import hyperparameters, methods, schedules
-from engine.training.hyperparameters import Plan
-from engine.training.methods import Method
-from engine.training.spec import TrainingSpec
+from engine.training import Method, Plan, TrainingSpec, describe_schedule, method_named, packs_windows
 
 SAMPLE_ROWS = 2000
 """Rows tokenized for an estimate: their mean is within about 2 % for chat data, whose lengths spread by half their mean."""
@@ -83,7 +80,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     model = platform.models.check_submittable(request.model, today=platform.clock().date())
     tier = tier_named(request.tier or get_tenant(platform, tenant).tier).name
     placed = job_plan.placed(platform, request, model, tier=tier)
-    method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
+    method, max_seq_len = method_named(request.method), placed.plan.max_seq_len
     inputs = method.every_token or placed.plan.requested.get("train_on_inputs") is True
     named = zip(request.trained_on, mixture.params(request.training_files), strict=True)
     files = [_training_file(platform, tenant, request, file_id, model, param=param) for file_id, param in named]
@@ -317,7 +314,7 @@ def _hourly(prices: PriceList, pool: Pool) -> str:
 
 
 def _windows(plan: Plan, spec: TrainingSpec) -> str:
-    if not hyperparameters.packs_windows(plan):
+    if not packs_windows(plan):
         return "an example is a window of its own"
     if spec.max_seq_len == plan.max_seq_len:
         return f"windows are filled to {expected_time.FILL:.1%}"
@@ -344,7 +341,7 @@ def _assumptions(
     tier: str,
     start: float | None,
 ) -> list[str]:
-    method, num = methods.get(placed.plan.method), placed.evaluation_gpus
+    method, num = method_named(placed.plan.method), placed.evaluation_gpus
     evaluation = f"{evaluation_s:.0f} s of evaluation on {'one GPU' if num == 1 else f'{num} GPUs'}"
     alike = (pool.gpu_type, pool.pricing) == (judging.gpu_type, judging.pricing)
     queue = "the start assumes that the jobs ahead end as expected; later submissions and failures are not included"
@@ -353,7 +350,7 @@ def _assumptions(
         f"tokens: {tokens.how}" + (f"; 95 % of such samples are within {tokens.error:,}" if tokens.error else ""),
         ROW_COUNTS.get(method.pack) or _windows(placed.plan, spec),
         *_few_steps(placed.plan, spec, total_steps),
-        f"learning rate: {schedules.describe(spec.optimization, total_steps=total_steps)}",
+        f"learning rate: {describe_schedule(spec.optimization, total_steps=total_steps)}",
         f"speed: {expected.tokens_per_s:,.0f} tokens a second on {spec.world_size} x {pool.gpu_type} ({spec.method} {spec.adapter}, "
         f"{spec.precision}) after {expected.modelled.setup_s:.0f} s of set-up, by the cost model",
         expected.in_words(),

@@ -22,9 +22,7 @@ from control_plane.jobs.recipes.tables import RecipeVersion, recipes
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
 from core.errors import Conflict, InvalidRequest, NotFound
-from engine.training import recipes as shipped
-from engine.training.recipes import Recipe
-from engine.training.requested_hyperparameters import LIMITS, checked
+from engine.training import HYPERPARAMETER_LIMITS, Recipe, checked_hyperparameters, load_recipes, parse_recipes
 
 RECIPE: TypeAdapter[Recipe] = TypeAdapter(Recipe)
 
@@ -49,7 +47,7 @@ def known(platform: Platform, *, of_job: str | None = None) -> Mapping[str, Reci
     found = [each for each in _stored(platform) if each.retired_at is None or each.recipe.label == of_job]
     newest = {each.recipe.name: each.recipe for each in found if each.retired_at is None}
     earlier = {each.recipe.label: each.recipe for each in found if newest.get(each.recipe.name) != each.recipe}
-    return {**newest, **shipped.load_all(), **earlier}
+    return {**newest, **load_recipes(), **earlier}
 
 
 def list_versions(platform: Platform) -> list[Added]:
@@ -103,7 +101,7 @@ def retire(platform: Platform, name: str) -> list[Added]:
     with platform.engine.begin() as conn:
         mine = recipes.c.name == name
         if conn.execute(sa.select(sa.func.count()).where(mine)).scalar_one() == 0:
-            is_shipped = " (it ships with the platform, and cannot be retired)" if name in shipped.load_all() else ""
+            is_shipped = " (it ships with the platform, and cannot be retired)" if name in load_recipes() else ""
             raise NotFound(f"operators have added no recipe {name[:80]!r}{is_shipped}", code="recipe_not_found", param="name")
         conn.execute(sa.update(recipes).where(mine, recipes.c.retired_at.is_(None)).values(retired_at=platform.clock()))
     return [each for each in _stored(platform) if each.recipe.name == name]
@@ -118,9 +116,9 @@ def _stored(platform: Platform) -> list[Added]:
 
 def _parsed(body: Any, existing: Mapping[str, Recipe], origin: str) -> Sequence[Recipe]:
     try:
-        made = shipped.parse(body, existing, origin=origin)
+        made = parse_recipes(body, existing, origin=origin)
         for recipe in made:
-            if recipe.name in shipped.load_all():
+            if recipe.name in load_recipes():
                 raise ValueError(f"{origin}: {recipe.name} is a recipe of the platform; choose another name, and extend it")
             _check_values(recipe)
     except (ValueError, InvalidRequest) as error:
@@ -130,9 +128,9 @@ def _parsed(body: Any, existing: Mapping[str, Recipe], origin: str) -> Sequence[
 
 def _check_values(recipe: Recipe) -> None:
     """Refuse a default that a request could not have."""
-    checked({name: default.value for name, default in recipe.defaults.items() if name in LIMITS})
+    checked_hyperparameters({name: default.value for name, default in recipe.defaults.items() if name in HYPERPARAMETER_LIMITS})
     for method, overrides in recipe.methods.items():
-        checked({name: default.value for name, default in overrides.items()}, method=method)
+        checked_hyperparameters({name: default.value for name, default in overrides.items()}, method=method)
 
 
 def _definition(recipe: Recipe) -> dict[str, Any]:
@@ -144,4 +142,4 @@ def _recipe(definition: Mapping[str, Any]) -> Recipe:
     """Return the stored recipe; a default that the platform has had only since then is that of the recipe for any model."""
     low, high = definition["parameters"]
     stored = RECIPE.validate_python({**definition, "parameters": (low, math.inf if high is None else high)})
-    return replace(stored, defaults={**shipped.load_all()[f"any-{stored.adapter}"].defaults, **stored.defaults})
+    return replace(stored, defaults={**load_recipes()[f"any-{stored.adapter}"].defaults, **stored.defaults})

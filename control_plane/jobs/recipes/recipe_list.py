@@ -7,8 +7,7 @@ import math
 from control_plane.jobs.recipes import operator_recipes, schemas
 from control_plane.jobs.submission import ALIASES
 from control_plane.platform.context import Platform
-from engine.training import methods
-from engine.training.recipes import Recipe, named
+from engine.training import Recipe, method_named, recipe_named
 
 
 def list_recipes(platform: Platform, *, method: str = "sft") -> list[schemas.Recipe]:
@@ -18,11 +17,11 @@ def list_recipes(platform: Platform, *, method: str = "sft") -> list[schemas.Rec
 
 def get(platform: Platform, name: str, *, method: str = "sft") -> schemas.Recipe:
     """Return the recipe `name`, with or without its version; ``InvalidRequest`` lists the existing ones."""
-    return _shown(named(name, operator_recipes.known(platform)), method)
+    return _shown(recipe_named(name, operator_recipes.known(platform)), method)
 
 
 def _shown(recipe: Recipe, method: str) -> schemas.Recipe:
-    of = methods.get(ALIASES.get(method, method))
+    of = method_named(ALIASES.get(method, method))
     defaults = {**recipe.defaults, **recipe.methods.get(of.name, {}), "learning_rate": recipe.learning_rate(of.name)}
     defaults |= {name: recipe.setting(of.name, name) for name in of.settings}
     low, high = recipe.parameters

@@ -18,7 +18,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import openai_status
 from control_plane.platform.records import columns, many
 from core.errors import InvalidRequest, NotFound
-from engine.training.stored_specs import global_batch_size
+from engine.training import stored_batch_size
 
 MAX_JOBS = 100
 """As many as one sweep can have."""
@@ -106,7 +106,7 @@ def hyperparameters(job: Job) -> Mapping[str, Any]:
     if not job.spec:
         return {"model": job.model, "method": job.method, "seed": job.seed, "dataset_id": job.dataset_id, **job.hyperparameters}
     flat = {_own_name(name): value for name, value in _flat(job.spec) if name not in UNCOMPARED}
-    size = global_batch_size(job.spec)
+    size = stored_batch_size(job.spec)
     return flat if size is None else flat | {"batch_size": size}
 
 

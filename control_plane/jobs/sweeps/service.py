@@ -37,7 +37,7 @@ from control_plane.tenants.service import SUSPENDED, find_tenant
 from control_plane.tenants.tables import idempotency_keys
 from core.errors import Conflict, Fault, FtError, InvalidRequest, NotFound, QuotaExceeded
 from core.storable_text import check_storable
-from engine.training.spec import canonical_json
+from engine.training import canonical_json
 
 MAX_OPEN = 10
 """Open sweeps per tenant; each may have a hundred waiting trials."""

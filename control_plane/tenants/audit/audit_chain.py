@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from engine.training.spec import canonical_json
+from engine.training import canonical_json
 
 HEAD = re.compile(r"(\d{1,18}):([0-9a-f]{64})")
 

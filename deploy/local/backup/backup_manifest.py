@@ -16,7 +16,7 @@ from typing import BinaryIO, TextIO
 from core.durable_files import sha256_of, sync_to_disk
 from core.errors import Conflict, IntegrityError, NotFound
 from core.typed_json import from_json
-from engine.training.spec import canonical_json
+from engine.training import canonical_json
 
 FORMAT = 1
 FILES, MANIFEST = "files.jsonl", "manifest.json"

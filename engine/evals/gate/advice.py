@@ -38,7 +38,7 @@ from engine.evals.scoring.report import EvalReport
 from engine.evals.scoring.scores import FORMAT
 from engine.evals.suites.answer_metrics import json_valid
 from engine.evals.suites.suite_items import GOLDEN, HOLDOUT
-from engine.training.stored_specs import global_batch_size
+from engine.training import stored_batch_size
 
 MIN_STEPS = 8
 """With fewer steps, the curve has no shape to interpret."""
@@ -85,7 +85,7 @@ class LastRun:
             num_epochs=opt.get("num_epochs"),
             rank=lora.get("rank"),
             max_rank=max_rank // 2 if lora.get("init_lora_weights") else max_rank,
-            batch_size=global_batch_size(spec or {}),
+            batch_size=stored_batch_size(spec or {}),
             warmup_ratio=opt.get("warmup_ratio"),
             has_points=isinstance(opt.get("schedule"), list | tuple),
             decay_ratio=float(opt.get("schedule_decay_ratio") or 0.0),

@@ -37,7 +37,7 @@ from engine.evals.suites import golden, guard
 from engine.evals.suites import suite_items as suites
 from engine.evals.suites.answer_reader import STRIP, AnswerReader, ReasoningSummary
 from engine.evals.suites.suite_items import CAPABILITY, GOLDEN, SAFETY, SCORED_PREFIX, Item
-from engine.training.methods import Method
+from engine.training import Method
 
 __all__ = ["PREFERENCE_ACCURACY", "PREFERENCE_MARGIN", "EvalReport", "Score", "build_report", "sample_rows"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from engine.evals.scoring.significance import Difference, difference, mean_difference
 from engine.evals.suites import answer_metrics, golden, preferences, safety, tool_calls
 from engine.evals.suites.suite_items import CAPABILITY, GOLDEN, HOLDOUT, SAFETY, SCORED_PREFIX, UNWANTED, VALIDATION, Item
-from engine.training.methods import Method
+from engine.training import Method
 
 PREFERENCE_ACCURACY, PREFERENCE_MARGIN = "preference_accuracy", "preference_margin"
 PERPLEXITY, COHERENT, FORMAT = "perplexity", "coherent", "format"

@@ -6,7 +6,7 @@ nothing imports torch. ``benchmarks/training/memory_cpu.py`` compares the formul
 
 from engine.training.memory.cases import Case
 from engine.training.memory.estimates import MemoryEstimate, estimate
-from engine.training.memory.gpu_fit import COUNTS, Fit, Placement
+from engine.training.memory.gpu_fit import GANG_SIZES, Fit, Placement
 from engine.training.memory.gpus import GPUS, Gpu
 
-__all__ = ["COUNTS", "GPUS", "Case", "Fit", "Gpu", "MemoryEstimate", "Placement", "estimate"]
+__all__ = ["GANG_SIZES", "GPUS", "Case", "Fit", "Gpu", "MemoryEstimate", "Placement", "estimate"]

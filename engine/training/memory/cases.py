@@ -48,7 +48,7 @@ class Case:
 
     @property
     def sequences(self) -> int:
-        return self.per_device_batch_size * SIDES[methods.get(self.method).pack]
+        return self.per_device_batch_size * SIDES[methods.method_named(self.method).pack]
 
     @property
     def tokens(self) -> int:

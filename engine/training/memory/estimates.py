@@ -279,7 +279,7 @@ def head_backward_bytes(case: Case) -> int:
 
 def _slices(case: Case) -> int:
     """Slices of logits in which a micro-batch of windows is scored; 0 for methods that score answers in TRL's tiles."""
-    return -(-4 * case.tokens * case.shape.vocab // SLICE_BYTES) if methods.get(case.method).pack == "windows" else 0
+    return -(-4 * case.tokens * case.shape.vocab // SLICE_BYTES) if methods.method_named(case.method).pack == "windows" else 0
 
 
 def _tile_bytes(case: Case, *, cpu_copies: int, gpu_copies: int) -> int:

@@ -40,7 +40,7 @@ def weight_bytes(shape: ModelShape, num_gpus: int, *, compute_bytes: int = 2) ->
     return compute_bytes * (shape.num_parameters / num_gpus + UNDIVIDED * largest)
 
 
-def num_gpus(shape: ModelShape, memory_bytes: int, *, rank: int = 0, compute_bytes: int = 2) -> int | None:
+def forward_pass_gpus(shape: ModelShape, memory_bytes: int, *, rank: int = 0, compute_bytes: int = 2) -> int | None:
     """Return the fewest GPUs of `memory_bytes` each that hold the model; None if no number does, because a layer is too large.
 
     No headroom is kept: a batch that is too large is halved.

@@ -21,7 +21,7 @@ from engine.training.memory.estimates import MemoryEstimate, estimate
 from engine.training.memory.gpus import GIB, Gpu
 from engine.training.spec import Strategy
 
-COUNTS = (1, 2, 4, 8, 16, 32)
+GANG_SIZES = (1, 2, 4, 8, 16, 32)
 LENGTHS = (131_072, 65_536, 32_768, 16_384, 8192, 4096, 2048, 1024, 512)
 """Sequence lengths that a refusal proposes, longest first."""
 HEADROOM = 0.05
@@ -124,7 +124,7 @@ class Placement:
 
     def _placements(self, case: Case) -> Iterator[Case]:
         """Returns all candidates, best first, with the smallest micro-batch."""
-        counts = [self.num_gpus] if self.num_gpus else [n for n in COUNTS if n <= self.max_gpus]
+        counts = [self.num_gpus] if self.num_gpus else [n for n in GANG_SIZES if n <= self.max_gpus]
         checkpointing = [case.gradient_checkpointing]
         if not self.fixed_checkpointing and not case.gradient_checkpointing:
             checkpointing.append(True)
@@ -224,7 +224,7 @@ class Placement:
 
     def _enough_gpus(self, case: Case) -> int | None:
         """Returns a larger number of GPUs that holds the job when the parameters are sharded."""
-        wider = (placed for n in COUNTS if n > case.world_size for placed in replace(self, strategy=None)._divided(case, n))
+        wider = (placed for n in GANG_SIZES if n > case.world_size for placed in replace(self, strategy=None)._divided(case, n))
         return next((placed.world_size for placed in wider if self._fits(placed, estimate(placed))), None)
 
 

@@ -138,7 +138,7 @@ class Method:
 
 
 @functools.cache
-def registered() -> Mapping[str, Method]:
+def registered_methods() -> Mapping[str, Method]:
     """Returns every method by name: the modules of this package, then those of installed distributions."""
     found: dict[str, Method] = {}
     for info in pkgutil.iter_modules(__path__):
@@ -152,13 +152,14 @@ def registered() -> Mapping[str, Method]:
     return found
 
 
-def get(name: str) -> Method:
+def method_named(name: str) -> Method:
     """Returns the method called `name`; ``InvalidRequest`` lists the known ones."""
+    known = registered_methods()
     try:
-        return registered()[name]
+        return known[name]
     except KeyError:
         raise InvalidRequest(
-            f"method {name[:80]!r} is not supported; use one of: {', '.join(registered())}{did_you_mean(name, registered())}",
+            f"method {name[:80]!r} is not supported; use one of: {', '.join(known)}{did_you_mean(name, known)}",
             code="unsupported_method",
             param="method",
         ) from None

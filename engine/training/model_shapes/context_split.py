@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from engine.training.model_shapes.shape import ModelShape
 
-SIZES = (1, 2, 4, 8)
+CONTEXT_SIZES = (1, 2, 4, 8)
 """Ranks that may share a window: those of one node, because every layer exchanges tokens."""
 
 
-def objection(shape: ModelShape, size: int, *, kernel: str, on_cpu: bool) -> str | None:
+def context_objection(shape: ModelShape, size: int, *, kernel: str, on_cpu: bool) -> str | None:
     """Returns why `size` ranks cannot share the windows of a model whose attention `kernel` computes, to be read after "its windows cannot
     be split over N ranks: "; None if they can.
 

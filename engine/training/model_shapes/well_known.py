@@ -9,11 +9,11 @@ from typing import Any
 from engine.training.model_shapes.shape import ModelShape
 
 
-def named(name: str) -> ModelShape | None:
+def well_known_shape(name: str) -> ModelShape | None:
     """Returns the shape of a well-known model; ignores the owner, ``Instruct`` and versions of the same shape in its name."""
     short = name.lower().rpartition("/")[2].removeprefix("meta-")
     short = re.sub(r"-(instruct|base|chat|it|v0\.3|2[45]\d\d)(?=-|$)", "", short)
-    return NAMED.get(short)
+    return WELL_KNOWN_SHAPES.get(short)
 
 
 def _shape(layers: int, hidden: int, heads: int, intermediate: int, *, kv: int = 8, head_dim: int = 128, **family: Any) -> ModelShape:
@@ -33,7 +33,7 @@ _QWEN2 = {"vocab": 152_064, "context_length": 32_768, "qkv_bias": True}
 _SMALL_QWEN2 = {**_QWEN2, "vocab": 151_936, "tied_embeddings": True}
 _QWEN3 = {"vocab": 151_936, "context_length": 40_960, "qk_norm": True}
 _TIED = {"tied_embeddings": True}
-NAMED: Mapping[str, ModelShape] = {
+WELL_KNOWN_SHAPES: Mapping[str, ModelShape] = {
     "llama-3.1-8b": _shape(32, 4096, 32, 14_336, **_LLAMA),
     "llama-3.1-70b": _shape(80, 8192, 64, 28_672, **_LLAMA),
     "llama-3.3-70b": _shape(80, 8192, 64, 28_672, **_LLAMA),

@@ -25,7 +25,7 @@ from engine.training.spec import canonical_json
 
 DIRECTORY = Path(__file__).parent
 AdapterKind = Literal["lora", "qlora", "full"]
-ADAPTERS: tuple[AdapterKind, ...] = ("lora", "qlora", "full")
+ADAPTER_KINDS: tuple[AdapterKind, ...] = ("lora", "qlora", "full")
 COMMON = frozenset((
     "learning_rate", "max_seq_len", "batch_size", "per_device_batch_size", "n_epochs", "schedule", "warmup_ratio", "weight_decay",
     "max_grad_norm", "adam_beta2", "optimizer", "precision", "attention", "gradient_checkpointing_above", "min_steps",
@@ -78,7 +78,7 @@ class Recipe:
         """Returns the learning rate of `method`: the recipe's own for it, else SFT's times the method's factor."""
         if "learning_rate" in self.methods.get(method, {}):
             return self.methods[method]["learning_rate"]
-        of, base = methods.get(method), self.defaults["learning_rate"]
+        of, base = methods.method_named(method), self.defaults["learning_rate"]
         if of.learning_rate_factor == 1.0:
             return base
         rate = float(f"{float(base.value) * of.learning_rate_factor:.12g}")  # 2e-4 x 0.025 is 5e-6, not 5.000000000000001e-06
@@ -86,7 +86,7 @@ class Recipe:
 
     def setting(self, method: str, name: str) -> Default:
         """Returns the default of a method's own setting."""
-        of = methods.get(method).settings[name]
+        of = methods.method_named(method).settings[name]
         return self.methods.get(method, {}).get(name, Default(value=of.default, source=of.source))
 
     def fits(self, base_model: str, num_parameters: int) -> bool:
@@ -111,7 +111,7 @@ class _Entry:
     methods: dict[str, dict[str, Default]] = field(default_factory=dict)
 
 
-def parse(body: Any, known: Mapping[str, Recipe] | None = None, *, origin: str) -> list[Recipe]:
+def parse_recipes(body: Any, known: Mapping[str, Recipe] | None = None, *, origin: str) -> list[Recipe]:
     """Reads the recipes of a YAML file, which may extend earlier ones and `known` ones.
 
     Raises ``ValueError`` with the first mistake and its place in `origin`, such as a default without a source.
@@ -134,7 +134,7 @@ def _complete(entry: _Entry, parent: Recipe | None) -> Recipe:
         missing, unknown = sorted(NEEDED[entry.adapter] - set(defaults)), sorted(set(defaults) - NEEDED[entry.adapter])
         raise ValueError(f"recipe {entry.name}: missing defaults {missing}, unknown {unknown}")
     for method, overrides in entry.methods.items():
-        if unknown := sorted(set(overrides) - NEEDED[entry.adapter] - set(methods.get(method).settings)):
+        if unknown := sorted(set(overrides) - NEEDED[entry.adapter] - set(methods.method_named(method).settings)):
             raise ValueError(f"recipe {entry.name}: {method} has no {unknown}")
     return Recipe(
         name=entry.name,
@@ -149,20 +149,20 @@ def _complete(entry: _Entry, parent: Recipe | None) -> Recipe:
 
 
 @functools.cache
-def load_all() -> Mapping[str, Recipe]:
+def load_recipes() -> Mapping[str, Recipe]:
     """Returns every shipped recipe by name; those for any model first, because others extend them."""
     found: dict[str, Recipe] = {}
     for path in sorted(DIRECTORY.glob("*.yaml"), key=lambda p: (p.stem != "any", p.stem)):
-        for recipe in parse(yaml.safe_load(path.read_text(encoding="utf-8")), found, origin=path.name):
+        for recipe in parse_recipes(yaml.safe_load(path.read_text(encoding="utf-8")), found, origin=path.name):
             if recipe.name in found:
                 raise ValueError(f"recipe {recipe.name} is in two files, {path.name} is the second")
             found[recipe.name] = recipe
     return found
 
 
-def named(name: str, known: Mapping[str, Recipe] | None = None) -> Recipe:
+def recipe_named(name: str, known: Mapping[str, Recipe] | None = None) -> Recipe:
     """Returns the recipe called `name`, with or without its version."""
-    recipes = load_all() if known is None else known
+    recipes = load_recipes() if known is None else known
     found = recipes.get(name) or next((r for r in recipes.values() if r.label == name), None)
     if found is None:
         hint = did_you_mean(name, [r.label for r in recipes.values()])
@@ -172,7 +172,7 @@ def named(name: str, known: Mapping[str, Recipe] | None = None) -> Recipe:
     return found
 
 
-def select(
+def select_recipe(
     base_model: str, *, adapter: str, num_parameters: int = 0, name: str | None = None, known: Mapping[str, Recipe] | None = None
 ) -> Recipe:
     """Returns the recipe called `name`, else the one for models like `base_model`, else the one for any model.
@@ -180,7 +180,7 @@ def select(
     `known`: recipes by name, or by label if another version has the name; the first that fits is chosen. By default those that ship.
     """
     if name is not None:
-        recipe = named(name, known)
+        recipe = recipe_named(name, known)
         if recipe.adapter != adapter:
             raise InvalidRequest(
                 f"recipe {recipe.label} is for adapter {recipe.adapter}, the job asks for {adapter}; leave one of them out",
@@ -188,15 +188,15 @@ def select(
                 param="recipe",
             )
         return recipe
-    newest = [r for key, r in (load_all() if known is None else known).items() if key == r.name]
+    newest = [r for key, r in (load_recipes() if known is None else known).items() if key == r.name]
     fitting = [r for r in newest if r.adapter == adapter and r.fits(base_model, num_parameters)]
     for recipe in sorted(fitting, key=lambda r: (not r.base_models, r.parameters == (0.0, math.inf))):
         return recipe
     raise InvalidRequest(
-        f"no recipe trains {base_model} with adapter {adapter!r}; use one of {', '.join(ADAPTERS)}",
+        f"no recipe trains {base_model} with adapter {adapter!r}; use one of {', '.join(ADAPTER_KINDS)}",
         code="unsupported_method",
         param="method",
     )
 
 
-__all__ = ["ADAPTERS", "AdapterKind", "Default", "Recipe", "load_all", "named", "parse", "select"]
+__all__ = ["ADAPTER_KINDS", "AdapterKind", "Default", "Recipe", "load_recipes", "parse_recipes", "recipe_named", "select_recipe"]

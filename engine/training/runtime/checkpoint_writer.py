@@ -135,14 +135,14 @@ class Saver:
         if not self._strategy.saves_alone:
             self._await_parts(draft, here.followers)
         if here.rank == 0:
-            (draft / checkpoints.STATE).write_text(json.dumps(state, sort_keys=True))
+            (draft / checkpoints.TRAINER_STATE).write_text(json.dumps(state, sort_keys=True))
         elif not sharded:  # rank 0 has gathered and written everything
-            checkpoints.discard(draft)
+            checkpoints.discard_draft(draft)
             return
         step = int(state["step"])
         facts = {"step": step, "attempt": self._run.attempt, "created_at": time.time(), "metrics": metrics}
         facts |= {"node": here.node, "num_nodes": here.num_nodes} if sharded else {}
-        manifest = checkpoints.Manifest.of(self._run.spec, required=() if here.rank else self.parts, **facts)
+        manifest = checkpoints.CheckpointManifest.of(self._run.spec, required=() if here.rank else self.parts, **facts)
         checkpoints.seal(draft, self._directory / checkpoints.step_name(step), manifest)
         checkpoints.retain(self._directory, self._run.spec.checkpoint.keep_last, keep_step=self._best(state))
 

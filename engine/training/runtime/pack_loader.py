@@ -240,7 +240,7 @@ def _manifest(directory: Path, fingerprint: str, method: str, kind: PackKind, *,
 def method_of(spec: TrainingSpec) -> Method:
     """Returns the method of `spec`; raises ``BadSpec`` if it is unknown."""
     try:
-        return methods.get(spec.method)
+        return methods.method_named(spec.method)
     except InvalidRequest as e:
         raise BadSpec(e.message) from e
 

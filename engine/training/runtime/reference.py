@@ -33,7 +33,7 @@ from engine.training.memory import forward_pass
 from engine.training.pack_stream import ARRIVING
 from engine.training.reference_logps import (
     ATTENTION,
-    MANIFEST,
+    REFERENCE_MANIFEST,
     SIDES,
     ReferenceFile,
     ReferenceManifest,
@@ -188,8 +188,8 @@ def gpus_of_a_copy(base_dir: Path, precision: str, num_ranks: int) -> int:
     if not torch.cuda.is_available():
         return 1
     memory_bytes = torch.cuda.get_device_properties(0).total_memory
-    shape = model_shapes.of("", directory=base_dir)
-    return min(num_ranks, forward_pass.num_gpus(shape, memory_bytes, compute_bytes=4 if precision == "fp32" else 2) or num_ranks)
+    shape = model_shapes.shape_of("", directory=base_dir)
+    return min(num_ranks, forward_pass.forward_pass_gpus(shape, memory_bytes, compute_bytes=4 if precision == "fp32" else 2) or num_ranks)
 
 
 def _devices(rank: int, width: int) -> list[Any]:
@@ -201,13 +201,13 @@ def _devices(rank: int, width: int) -> list[Any]:
 def _manifest_digest(directory: Path, only: Sequence[str]) -> str:
     """Returns the digest of the manifest of an adapter or a model after verifying `only` these of its files, or all."""
     try:
-        listed = json.loads((directory / MANIFEST).read_bytes())["files"]
+        listed = json.loads((directory / REFERENCE_MANIFEST).read_bytes())["files"]
         for name in only or listed:
             if sha256_of(directory / name) != listed[name]["sha256"]:
                 raise BadInput(f"{directory / name} does not match its manifest; fetch it again")
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise BadInput(f"{directory} has no complete adapter or model with a manifest ({e!r}); fetch it again") from e
-    return sha256_of(directory / MANIFEST)
+    return sha256_of(directory / REFERENCE_MANIFEST)
 
 
 def _compute_file(model: Model, path: Path, out_dir: Path, *, of: str, kind: str) -> ReferenceFile:

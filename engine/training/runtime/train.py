@@ -20,7 +20,7 @@ from transformers import set_seed
 from core.errors import IntegrityError
 from core.telemetry import spans
 from engine.training import checkpoints, methods
-from engine.training.checkpoints import STATE
+from engine.training.checkpoints import TRAINER_STATE
 from engine.training.data_order import DataOrder
 from engine.training.runtime import collectives, parallel
 from engine.training.runtime.checkpoint_writer import Saver
@@ -127,7 +127,7 @@ def build_objective(
     base, tokenizer = load_base(
         run_file.base_model_dir, spec, device=device, load_part=strategy.load_part, context=context, weights_dir=whole_start(run_file)
     )
-    module, _, name = methods.get(spec.method).objective.partition(":")
+    module, _, name = methods.method_named(spec.method).objective.partition(":")
     build = getattr(importlib.import_module(module), name)
     set_seed(spec.seed)  # seeds the adapter's initial weights
     given = Ingredients(run=run_file, spec=spec, pack=pack, base=base, tokenizer=tokenizer, device=device, context=context)
@@ -176,7 +176,7 @@ def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> 
     found = directory / checkpoints.step_name(int(agreed))
     if here.num_nodes > 1 and not checkpoint_exchange.bring(found, here, strategy.device):
         raise BadInput(f"{found.name} could not be brought to every node of the gang")
-    state = json.loads((found / STATE).read_text())
+    state = json.loads((found / TRAINER_STATE).read_text())
     strategy.load(found)
     last = state.pop("last")
     loop.resume(RunState(**state), last)
@@ -186,7 +186,7 @@ def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> 
 
 def _newest(run_file: RunFile, saver: Saver) -> int:
     """Step of the newest checkpoint on this node from which the run resumes exactly; 0 for none."""
-    found = checkpoints.latest_valid(
+    found = checkpoints.latest_valid_checkpoint(
         run_file.work_dir / "checkpoints",
         run_file.spec,
         required=saver.parts,
@@ -204,7 +204,7 @@ def _return_to_best(run_file: RunFile, strategy: Strategy, saver: Saver, loop: L
     try:
         if here.num_nodes > 1 and not checkpoint_exchange.bring(directory, here, strategy.device):
             raise IntegrityError(f"{directory.name} could not be brought to every node of the gang")
-        checkpoints.verify(directory, required=saver.parts)
+        checkpoints.verify_checkpoint(directory, required=saver.parts)
     except IntegrityError as e:
         log.warning("the best validation was at step %d, but its checkpoint cannot be used; the last weights are kept: %s", best, e.message)
         return loop.state.step
@@ -224,5 +224,5 @@ def _write_final(run_file: RunFile, strategy: Strategy, here: Topology, progress
         pissa.finish(draft, spec.lora)
     facts = {"step": step, "attempt": run_file.attempt, "created_at": time.time(), "metrics": {"num_tokens": progress.num_tokens}}
     facts["kernels"] = kernels
-    manifest = checkpoints.Manifest.of(spec, required=FINAL_PARTS["model" if spec.adapter == "full" else "adapter"], **facts)
+    manifest = checkpoints.CheckpointManifest.of(spec, required=FINAL_PARTS["model" if spec.adapter == "full" else "adapter"], **facts)
     checkpoints.seal(draft, target, manifest)

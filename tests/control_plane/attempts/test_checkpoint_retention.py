@@ -26,7 +26,7 @@ from control_plane.platform.protocols import ObjectInfo, WorkloadPhase, Workload
 from control_plane.tenants import service as tenants
 from core import layout
 from core.errors import Fault, Unavailable
-from engine.training.checkpoints import MANIFEST, committed
+from engine.training.checkpoints import CHECKPOINT_MANIFEST, committed_checkpoints
 from engine.training.spec import CheckpointPolicy, EarlyStopping
 from tests.support.jobs.followed_jobs import Job, plain_weights
 from tests.support.jobs.started_job import start_job
@@ -169,7 +169,7 @@ def test_the_store_keeps_the_newest_three_and_the_api_lists_no_other(new_job: Ca
     rows = attempts.committed(job.platform, job.id)
     for row in rows:
         stored = {i.key.rsplit("/", 1)[1] for i in job.platform.objects.list(row.object_prefix)}
-        assert MANIFEST in stored and len(stored) > 2
+        assert CHECKPOINT_MANIFEST in stored and len(stored) > 2
     with job.platform.engine.connect() as conn:
         gone = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == job.id, checkpoints.c.retired_at.is_not(None))).all()
     assert gone and all(r.removed_at is not None for r in gone)
@@ -218,4 +218,4 @@ def test_a_full_disk_spares_what_an_early_stop_goes_back_to(new_job: Callable[..
         optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=5)), checkpoint=CheckpointPolicy(keep_last=9)
     )
     job.train(Scenario(steps=9, every=1, best_step=2, step_s=0.1, end_at={"step": 5, "outcome": "disk_full", "attempt": 1}))
-    assert [p.name for p in committed(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004", "step-00000005"]
+    assert [p.name for p in committed_checkpoints(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004", "step-00000005"]

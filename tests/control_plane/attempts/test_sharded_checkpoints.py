@@ -22,11 +22,21 @@ from core.errors import Conflict, IntegrityError
 from core.retries import RetryPolicy
 from core.workload import StoredCheckpoint
 from engine.training import checkpoints
-from engine.training.checkpoints import MANIFEST, STATE, Manifest, encoded, merged, part_manifest, read_manifest, step_name, verify
+from engine.training.checkpoints import (
+    CHECKPOINT_MANIFEST,
+    TRAINER_STATE,
+    CheckpointManifest,
+    encoded_manifest,
+    merged_manifest,
+    part_manifest,
+    read_manifest,
+    step_name,
+    verify_checkpoint,
+)
 from tests.control_plane.attempts.test_gangs import TWO_NODES
 from tests.support.jobs.followed_jobs import Job, until
 
-FILES = (("distributed/.metadata", "distributed/__0_0.distcp", "schedule.pt", STATE), ("distributed/__1_0.distcp",))
+FILES = (("distributed/.metadata", "distributed/__0_0.distcp", "schedule.pt", TRAINER_STATE), ("distributed/__1_0.distcp",))
 """Of each node."""
 SHORT = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
 
@@ -57,7 +67,7 @@ class Gang:
             (draft / name).write_text(f"{name} of step {step} {changes}")
         required = () if node else checkpoints.checkpoint_parts(self.held.spec)
         facts = {"step": step, "attempt": 1, "created_at": 0.0, "node": node, "num_nodes": 2} | changes
-        checkpoints.seal(draft, target, Manifest.of(self.held.spec, required=required, **facts))
+        checkpoints.seal(draft, target, CheckpointManifest.of(self.held.spec, required=required, **facts))
         return target
 
     def prefix(self, step: int) -> str:
@@ -96,7 +106,7 @@ def test_a_checkpoint_is_committed_once_every_node_has_stored_its_part(gang: Gan
     stored = StoredCheckpoint(step=4, attempt=1, prefix=row.object_prefix, manifest_sha256=row.manifest_sha256)
     found = restore(gang.objects, gang.held.spec, [stored], tmp_path / "there")
     assert (found.step, found.skipped) == (4, ())
-    assert set(verify(tmp_path / "there" / step_name(4)).files) == {name for names in FILES for name in names}
+    assert set(verify_checkpoint(tmp_path / "there" / step_name(4)).files) == {name for names in FILES for name in names}
 
 
 def test_the_files_of_its_own_node_are_not_fetched_again(gang: Gang) -> None:
@@ -111,7 +121,7 @@ def test_the_files_of_its_own_node_are_not_fetched_again(gang: Gang) -> None:
     gang.job.platform.objects.delete(f"{row.object_prefix}/distributed/__0_0.distcp")
     assert restore(gang.objects, gang.held.spec, [stored], parts[0].parent).step == 4
     assert own.stat().st_ino == inode
-    assert verify(parts[0]).num_nodes == 1
+    assert verify_checkpoint(parts[0]).num_nodes == 1
 
 
 def test_a_commit_is_refused_unless_the_parts_of_all_nodes_are_there_and_say_the_same(gang: Gang) -> None:
@@ -120,16 +130,16 @@ def test_a_commit_is_refused_unless_the_parts_of_all_nodes_are_there_and_say_the
     for part in parts:
         store_directory(gang.objects, part, gang.prefix(4), set())
     good = store.get_bytes(f"{gang.prefix(4)}/{part_manifest(1)}")
-    whole = gang.root / MANIFEST
-    whole.write_bytes(encoded(merged([read_manifest(part) for part in parts])))
-    gang.objects.store(f"{gang.prefix(4)}/{MANIFEST}", whole, None)
+    whole = gang.root / CHECKPOINT_MANIFEST
+    whole.write_bytes(encoded_manifest(merged_manifest([read_manifest(part) for part in parts])))
+    gang.objects.store(f"{gang.prefix(4)}/{CHECKPOINT_MANIFEST}", whole, None)
     commit = Commit(step=4, manifest_sha256=checkpoints.manifest_digest(gang.root))
 
     store.delete(f"{gang.prefix(4)}/{part_manifest(1)}")
     with pytest.raises(Conflict, match="lacks the part of a node"):
         gang.api.commit(commit)
     for changes, message in (({"metrics": {"loss": 1.0}}, "is not as the node"), ({"attempt": 2}, "differ in attempt")):
-        store.put_bytes(f"{gang.prefix(4)}/{part_manifest(1)}", (gang.part(1, 4, **changes) / MANIFEST).read_bytes())
+        store.put_bytes(f"{gang.prefix(4)}/{part_manifest(1)}", (gang.part(1, 4, **changes) / CHECKPOINT_MANIFEST).read_bytes())
         with pytest.raises(Conflict, match=message):
             gang.api.commit(commit)
     store.put_bytes(f"{gang.prefix(4)}/{part_manifest(1)}", good)
@@ -158,12 +168,12 @@ def test_a_node_sends_no_parts_of_an_earlier_attempt_and_a_follower_nothing_whol
     assert not gang.uploaders[1].offer(gang.part(1, 4, num_nodes=1))
 
 
-def parts_of(held: Claim, root: Path, **changes: Any) -> list[Manifest]:
+def parts_of(held: Claim, root: Path, **changes: Any) -> list[CheckpointManifest]:
     made = []
     for node in range(2):
-        files = {f"f{node}": checkpoints.Part(sha256=f"{node}", bytes=1)}
+        files = {f"f{node}": checkpoints.CheckpointPart(sha256=f"{node}", bytes=1)}
         facts = {"step": 4, "attempt": 1, "created_at": 0.0, "node": node, "num_nodes": 2, "files": files}
-        made.append(Manifest.of(held.spec, required=(), **facts))
+        made.append(CheckpointManifest.of(held.spec, required=(), **facts))
     made[1] = replace(made[1], **changes)
     return made
 
@@ -172,10 +182,11 @@ def parts_of(held: Claim, root: Path, **changes: Any) -> list[Manifest]:
     ("changes", "message"),
     [
         ({"node": 0}, r"parts of nodes \[0, 0\], of 2"), ({"step": 5}, "differ in step"), ({"attempt": 2}, "differ in attempt"),
-        ({"spec_sha256": "other"}, "differ in spec_sha256"), ({"files": {"f0": checkpoints.Part(sha256="2", bytes=1)}}, "the same file"),
+        ({"spec_sha256": "other"}, "differ in spec_sha256"),
+        ({"files": {"f0": checkpoints.CheckpointPart(sha256="2", bytes=1)}}, "the same file"),
     ],
 )  # fmt: skip
 def test_parts_of_different_checkpoints_make_none(gang: Gang, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    assert set(merged(parts_of(gang.held, tmp_path)).files) == {"f0", "f1"}
+    assert set(merged_manifest(parts_of(gang.held, tmp_path)).files) == {"f0", "f1"}
     with pytest.raises(IntegrityError, match=message):
-        merged(parts_of(gang.held, tmp_path, **changes))
+        merged_manifest(parts_of(gang.held, tmp_path, **changes))

@@ -34,12 +34,12 @@ from control_plane.platform.settings import load
 from control_plane.worker.attempt_watch import LOOK_S
 from core import layout
 from core.errors import Fault
-from engine.training.checkpoints import MANIFEST, RESUMABLE, committed, read_manifest
+from engine.training.checkpoints import CHECKPOINT_MANIFEST, RESUMABLE, committed_checkpoints, read_manifest
 from engine.training.failures import HEARTBEAT_LIMIT_S
 from engine.training.spec import EarlyStopping
 from resources.object_store import LocalObjectStore
 from resources.tracking.mlflow_tracker import MlflowTracker
-from tests.support.jobs.committed_checkpoints import commit
+from tests.support.jobs.sealed_checkpoints import commit
 from tests.support.jobs.followed_jobs import Job, Scripted, plain_weights, until
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_training import Scenario
@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(new_job: Calla
     job = new_job()
     job.train(Scenario(steps=8, each_stored=True, end_at={"step": 5, "outcome": "kill"}))
     assert job.steps() == [4, 2]
-    key = f"{attempts.committed(job.platform, job.id)[0].object_prefix}/{MANIFEST if 'manifest' in damage else 'optimizer.pt'}"
+    key = f"{attempts.committed(job.platform, job.id)[0].object_prefix}/{CHECKPOINT_MANIFEST if 'manifest' in damage else 'optimizer.pt'}"
     data = bytearray(job.platform.objects.get_bytes(key))
     data[len(data) // 2] ^= 1
     if damage == "removed":
@@ -233,7 +233,7 @@ def test_what_an_early_stop_goes_back_to_is_stored_kept_and_brought_to_another_m
     assert job.steps() == [6, 5, 4, 1]
     elsewhere = job.on_another_machine(tmp_path / "other")
     elsewhere.train(Scenario(steps=9, every=100))
-    assert [p.name for p in committed(elsewhere.work_dir / "checkpoints")] == ["step-00000001", "step-00000006"]
+    assert [p.name for p in committed_checkpoints(elsewhere.work_dir / "checkpoints")] == ["step-00000001", "step-00000006"]
     assert job.weights() == plain_weights(9)
 
 
@@ -294,7 +294,7 @@ def test_a_training_that_starts_anew_is_not_crowded_out_by_what_another_one_left
     job.train(Scenario(steps=9, each_stored=True, end_at={"step": 5, "outcome": "kill", "attempt": 2}))
     assert job.from_steps() == [0, 0]
     assert job.steps() == [4, 2]
-    assert [p.name for p in committed(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004"]
+    assert [p.name for p in committed_checkpoints(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004"]
     assert "a different training job" in job.events("checkpoint_skipped")[0].message
     assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
     assert job.from_steps() == [0, 0, 4]

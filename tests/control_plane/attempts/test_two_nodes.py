@@ -21,7 +21,7 @@ from control_plane.platform.transfer import upload
 from core import layout
 from core.base_models import Catalogue
 from core.workload import Workload
-from engine.training.checkpoints import committed, read_manifest
+from engine.training.checkpoints import committed_checkpoints, read_manifest
 from engine.training.spec import CheckpointPolicy
 from tests.control_plane.attempts.test_gangs import TWO_NODES, agent_of, node_dir
 from tests.engine.training.attempts import SPEC, write_pack
@@ -108,11 +108,11 @@ def test_two_nodes_that_were_killed_and_went_on_elsewhere_end_with_the_bytes_of_
     assert endings[0].outcome == "node_lost"
     assert 0 < endings[0].last_step < alone.steps()[0], "it was killed on the way"
     if changes["strategy"] == "fsdp2":
-        parts = [read_manifest(committed(node_dir(gang, node) / "checkpoints")[-1]) for node in range(2)]
+        parts = [read_manifest(committed_checkpoints(node_dir(gang, node) / "checkpoints")[-1]) for node in range(2)]
         assert [(part.node, part.num_nodes) for part in parts] == [(0, 2), (1, 2)]
         assert {name.rpartition("/")[2][:3] for name in parts[1].files} == {"__1"}, "each node has the files of its own rank"
     else:
-        assert not committed(node_dir(gang, 1) / "checkpoints"), "the first node saves alone"
+        assert not committed_checkpoints(node_dir(gang, 1) / "checkpoints"), "the first node saves alone"
 
     saved = gang.steps()[0]
     settings = replace(gang.platform.settings, home=tmp_path / "elsewhere")

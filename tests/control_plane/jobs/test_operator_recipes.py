@@ -37,16 +37,20 @@ def add(platform: Platform, *bodies: Any) -> list[str]:
 
 
 def chosen(platform: Platform, name: str | None = None) -> shipped.Recipe:
-    return shipped.select("tiny-base", adapter="lora", name=name, known=operator_recipes.known(platform))
+    return shipped.select_recipe("tiny-base", adapter="lora", name=name, known=operator_recipes.known(platform))
 
 
 def test_the_newest_version_of_an_operators_recipe_is_chosen_before_those_that_ship(operated: Platform) -> None:
     assert chosen(operated).name == "any-lora"
     assert add(operated, recipe(), recipe(2, rank=16)) == ["our-tiny@1", "our-tiny@2"]
     found = chosen(operated)
-    assert (found.label, found.value("rank"), found.value("n_epochs")) == ("our-tiny@2", 16, shipped.named("any-lora").value("n_epochs"))
+    assert (found.label, found.value("rank"), found.value("n_epochs")) == (
+        "our-tiny@2",
+        16,
+        shipped.recipe_named("any-lora").value("n_epochs"),
+    )
     assert chosen(operated, "our-tiny@1").value("rank") == 8
-    assert shipped.select("other", adapter="lora", known=operator_recipes.known(operated)).name == "any-lora"
+    assert shipped.select_recipe("other", adapter="lora", known=operator_recipes.known(operated)).name == "any-lora"
 
 
 def test_a_version_never_changes(operated: Platform) -> None:

@@ -25,7 +25,7 @@ from resources.inference.fetch_package import _parser
 SCHEMAS = Path(__file__).parents[3].parent / "shared" / "schemas"
 DIGEST = "@sha256:" + "0" * 64
 SETTINGS = ClusterSettings(vllm_image=f"vllm-ft{DIGEST}", platform_image=f"ft-platform{DIGEST}", object_store="s3://ft/objects")
-LLAMA_8B = model_shapes.of("meta-llama/Llama-3.1-8B")
+LLAMA_8B = model_shapes.shape_of("meta-llama/Llama-3.1-8B")
 RECORD = AdapterRecord(
     id="adp-0123456789abcdef01234567", tenant_id="acme", name="ft:meta-llama/Llama-3.1-8B:acme:support:0123456789ab", type=FULL,
     base_model="meta-llama/Llama-3.1-8B", base_digest="b" * 64, job_id="ftjob-1", dataset_id="ds_1", pack_fingerprint="p",
@@ -232,16 +232,16 @@ def test_the_plugins_named_are_the_ones_that_ship() -> None:
     ],
 )
 def test_the_gpus_of_a_server_follow_from_the_models_size(model: str, gpu: str, context: int, gpus: int) -> None:
-    assert cluster.num_gpus(model_shapes.of(model), replace(SETTINGS, gpu=gpu), max_model_len=context) == gpus
+    assert cluster.num_gpus(model_shapes.shape_of(model), replace(SETTINGS, gpu=gpu), max_model_len=context) == gpus
 
 
 def test_what_fits_on_no_node_is_refused() -> None:
     with pytest.raises(ValueError, match="do not fit on 8 x t4-16gb"):
-        cluster.num_gpus(model_shapes.of("meta-llama/Llama-3.1-70B"), replace(SETTINGS, gpu="t4-16gb"), max_model_len=8192)
+        cluster.num_gpus(model_shapes.shape_of("meta-llama/Llama-3.1-70B"), replace(SETTINGS, gpu="t4-16gb"), max_model_len=8192)
 
 
 def test_several_gpus_share_one_model() -> None:
-    made = servers.render(RECORD, model_shapes.of("meta-llama/Llama-3.1-70B"), SETTINGS, context_length=8192)
+    made = servers.render(RECORD, model_shapes.shape_of("meta-llama/Llama-3.1-70B"), SETTINGS, context_length=8192)
     (vllm,) = named(made, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert flag(vllm["command"], "--tensor-parallel-size") == vllm["resources"]["limits"]["nvidia.com/gpu"] == "4"
 

@@ -14,7 +14,7 @@ from core.base_models import ENGINE_RANKS
 from core.errors import IntegrityError
 from engine.adapters import package, tensors
 from engine.adapters.package import CONFIG, MANIFEST, WEIGHTS
-from engine.training.requested_hyperparameters import LIMITS
+from engine.training.requested_hyperparameters import HYPERPARAMETER_LIMITS
 from tests.support.models.tiny_adapter import Arrays, adapter_arrays, adapter_config, build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 
@@ -32,7 +32,7 @@ def codes(directory: Path, base: Path, **limits: int) -> list[str]:
 
 
 def test_every_rank_that_may_be_trained_may_be_served() -> None:
-    assert LIMITS["rank"].allowed == ENGINE_RANKS
+    assert HYPERPARAMETER_LIMITS["rank"].allowed == ENGINE_RANKS
 
 
 def test_a_sound_adapter_has_no_refusals(base: Path, tmp_path: Path) -> None:

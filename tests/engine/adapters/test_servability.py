@@ -208,13 +208,13 @@ def test_only_the_plain_files_of_an_adapter_are_in_its_directory(shapes: Shapes,
 def test_every_library_option_that_cannot_be_served_is_refused_before_training() -> None:
     for name in ("modules_to_save", "bias", "lora_bias", "trainable_token_indices", "added_tokens"):
         with pytest.raises(InvalidRequest, match="is not offered"):
-            requested_hyperparameters.checked({name: True})
+            requested_hyperparameters.checked_hyperparameters({name: True})
     for modules in (["lm_head"], ["q_proj", "embed_tokens"], ["model.layers.0.mlp.gate_proj"]):
         with pytest.raises(InvalidRequest, match="the inference servers adapt only these layers"):
-            requested_hyperparameters.checked({"target_modules": modules})
+            requested_hyperparameters.checked_hyperparameters({"target_modules": modules})
     for rank in (4, 12, 24, 1024):
         with pytest.raises(InvalidRequest, match="the inference servers load no other ranks"):
-            requested_hyperparameters.checked({"rank": rank})
+            requested_hyperparameters.checked_hyperparameters({"rank": rank})
     assert not set(requested_hyperparameters.MODULES) & servability.OUTSIDE_LAYERS
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import IntegrityError
-from engine.training.checkpoints import MANIFEST, committed, latest_valid, parse_manifest, step_name
-from tests.support.jobs.committed_checkpoints import commit
+from engine.training.checkpoints import CHECKPOINT_MANIFEST, committed_checkpoints, latest_valid_checkpoint, parse_manifest, step_name
+from tests.support.jobs.sealed_checkpoints import commit
 from tests.support.jobs.training_specs import SPEC
 
 torch = pytest.importorskip("torch")
@@ -24,7 +24,7 @@ FILES = (
     "schedule.pt",
     "trainer_state.json",
     "shards/rank-1.distcp",
-    MANIFEST,
+    CHECKPOINT_MANIFEST,
 )
 
 
@@ -130,32 +130,32 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damage_to_any_file_is_found_and_the_one_before_is_used(pair: Path, name: str, damage: Callable[[Path], None]) -> None:
     newest, before = pair / step_name(20), pair / step_name(10)
-    assert latest_valid(pair, SPEC) == newest
+    assert latest_valid_checkpoint(pair, SPEC) == newest
     damage(newest / name)
     told: dict[str, str] = {}
-    assert latest_valid(pair, SPEC, on_skip=lambda path, why: told.update({path.name: why})) == before
+    assert latest_valid_checkpoint(pair, SPEC, on_skip=lambda path, why: told.update({path.name: why})) == before
     assert list(told) == [newest.name]
     assert name in told[newest.name]
 
 
 def test_a_whole_file_of_another_step_is_found(pair: Path) -> None:
-    for name in ("optimizer.pt", MANIFEST):
+    for name in ("optimizer.pt", CHECKPOINT_MANIFEST):
         target = pair / step_name(20) / name
         kept = target.read_bytes()
-        (pair / step_name(20) / name).write_bytes((pair / step_name(10) / name).read_bytes() if name == MANIFEST else kept[::-1])
-        assert latest_valid(pair, SPEC) == pair / step_name(10)
+        (pair / step_name(20) / name).write_bytes((pair / step_name(10) / name).read_bytes() if name == CHECKPOINT_MANIFEST else kept[::-1])
+        assert latest_valid_checkpoint(pair, SPEC) == pair / step_name(10)
         target.write_bytes(kept)
-    assert latest_valid(pair, SPEC) == pair / step_name(20)
+    assert latest_valid_checkpoint(pair, SPEC) == pair / step_name(20)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt.bak", "shards/rank-2.distcp", ".hidden"])
 def test_a_file_that_was_added_is_found(pair: Path, name: str) -> None:
     (pair / step_name(20) / name).write_text("would be loaded")
-    assert latest_valid(pair, SPEC) == pair / step_name(10)
+    assert latest_valid_checkpoint(pair, SPEC) == pair / step_name(10)
 
 
 def test_any_bit_of_the_manifest_that_is_flipped_is_found(written: Path) -> None:
-    data = (written / step_name(20) / MANIFEST).read_bytes()
+    data = (written / step_name(20) / CHECKPOINT_MANIFEST).read_bytes()
     sound = parse_manifest(data, name="m")
     missed = []
     for at in range(len(data)):
@@ -171,8 +171,8 @@ def test_any_bit_of_the_manifest_that_is_flipped_is_found(written: Path) -> None
 
 
 def test_where_every_checkpoint_is_damaged_training_starts_anew_and_says_so(pair: Path) -> None:
-    for directory in committed(pair):
+    for directory in committed_checkpoints(pair):
         _flip(0.5)(directory / "optimizer.pt")
     told: list[str] = []
-    assert latest_valid(pair, SPEC, on_skip=lambda path, why: told.append(why)) is None
+    assert latest_valid_checkpoint(pair, SPEC, on_skip=lambda path, why: told.append(why)) is None
     assert len(told) == 2

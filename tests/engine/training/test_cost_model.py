@@ -9,12 +9,12 @@ from typing import Literal
 import pytest
 
 from engine.training import cost_model, model_shapes
-from engine.training.cost_model import cost, flops_per_token, tokens_per_second
-from engine.training.memory import COUNTS, GPUS, Case
+from engine.training.cost_model import flops_per_token, tokens_per_second, training_cost
+from engine.training.memory import GANG_SIZES, GPUS, Case
 from engine.training.spec import Strategy
 
-EIGHT = model_shapes.NAMED["llama-3.1-8b"]
-SEVENTY = model_shapes.NAMED["llama-3.1-70b"]
+EIGHT = model_shapes.WELL_KNOWN_SHAPES["llama-3.1-8b"]
+SEVENTY = model_shapes.WELL_KNOWN_SHAPES["llama-3.1-70b"]
 CASE = Case(shape=EIGHT, adapter="lora", max_seq_len=4096, per_device_batch_size=2, attention="flex_attention")
 FULL = replace(CASE, adapter="full")
 
@@ -24,7 +24,7 @@ def on(case: Case, count: int, strategy: Strategy = "fsdp2") -> Case:
 
 
 def hours(case: Case, gpu: str, tokens: float) -> float:
-    return cost(case, gpu, rows=tokens / case.max_seq_len, tokens=tokens).total_s / 3600
+    return training_cost(case, gpu, rows=tokens / case.max_seq_len, tokens=tokens).total_s / 3600
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def test_more_gpus_never_take_longer_and_never_cost_less(
     shape: model_shapes.ModelShape, adapter: Literal["lora", "qlora", "full"], gpu: str, strategy: Strategy
 ) -> None:
     case = replace(CASE, shape=shape, adapter=adapter)
-    times = [hours(on(case, n, strategy), gpu, 1e9) for n in COUNTS]
+    times = [hours(on(case, n, strategy), gpu, 1e9) for n in GANG_SIZES]
     assert times == sorted(times, reverse=True)
-    gpu_hours = [n * took for n, took in zip(COUNTS, times, strict=True)]
+    gpu_hours = [n * took for n, took in zip(GANG_SIZES, times, strict=True)]
     assert gpu_hours == sorted(gpu_hours)
     if strategy == "ddp" and adapter != "full":
         assert times[0] / times[-1] > 0.8 * 32, "adapters exchange next to nothing"
@@ -48,7 +48,7 @@ def test_gradients_that_are_exchanged_once_a_step_cost_less_the_more_micro_batch
 
     def steps_s(strategy: Strategy, accumulation_steps: int) -> float:
         case = on(small, 8, strategy)
-        return cost(case, "l4-24gb", rows=8e6, tokens=8e6 * 512, accumulation_steps=accumulation_steps).steps_s
+        return training_cost(case, "l4-24gb", rows=8e6, tokens=8e6 * 512, accumulation_steps=accumulation_steps).steps_s
 
     for strategy in ("ddp", "zero1"):
         once, eight = steps_s(strategy, 1), steps_s(strategy, 8)
@@ -122,13 +122,13 @@ def test_a_slower_gpu_takes_longer_and_float32_longer_still() -> None:
 
 
 def test_every_gpu_has_a_speed_or_is_a_cpu() -> None:
-    assert {name for name, gpu in GPUS.items() if not gpu.is_cpu} == set(cost_model.SPEEDS)
+    assert {name for name, gpu in GPUS.items() if not gpu.is_cpu} == set(cost_model.GPU_SPEEDS)
 
 
 def test_large_weights_take_longer_to_read_before_the_first_step() -> None:
     small, large = cost_model.setup_s(CASE), cost_model.setup_s(on(replace(CASE, shape=SEVENTY), 8))
     assert cost_model.SETUP_S < small < large < 300
-    assert cost(CASE, "h100-80gb", rows=1, tokens=10).total_s > small
+    assert training_cost(CASE, "h100-80gb", rows=1, tokens=10).total_s > small
     read = small - cost_model.SETUP_S, cost_model.setup_s(on(CASE, 8)) - cost_model.SETUP_S
     assert [EIGHT.num_parameters * 2 / seconds for seconds in read] == [pytest.approx(0.4e9), pytest.approx(0.9e9)], "a node reads faster"
 

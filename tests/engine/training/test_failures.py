@@ -19,7 +19,7 @@ from engine.training.failures import (
     PastAttempt,
     Retry,
     StopReason,
-    classify,
+    classify_failure,
     failures_without_progress,
     with_half_batch,
 )
@@ -83,7 +83,7 @@ CASES = [
 
 @pytest.mark.parametrize(("evidence", "code", "fault", "retry"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_each_ending_has_its_class(evidence: Evidence, code: str, fault: Fault, retry: Retry) -> None:
-    found = classify(evidence)
+    found = classify_failure(evidence)
     assert found is not None
     assert (found.code, found.fault, found.retry) == (code, fault, retry)
     assert found.message and found.remedy
@@ -99,7 +99,7 @@ def test_each_ending_has_its_class(evidence: Evidence, code: str, fault: Fault, 
     ],
 )
 def test_success_and_a_healthy_run_are_no_failure(evidence: Evidence) -> None:
-    assert classify(evidence) is None
+    assert classify_failure(evidence) is None
 
 
 def test_every_outcome_has_an_exit_code_of_its_own() -> None:
@@ -109,13 +109,13 @@ def test_every_outcome_has_an_exit_code_of_its_own() -> None:
 
 def test_an_oom_is_retried_once_only() -> None:
     history = [PastAttempt(code="oom", committed_step=0, last_step=0)]
-    found = classify(Evidence(phase="exited", exit=ended(Outcome.OOM), spec=SPEC, history=history))
+    found = classify_failure(Evidence(phase="exited", exit=ended(Outcome.OOM), spec=SPEC, history=history))
     assert found is not None and found.retry is Retry.NEVER
     assert "smaller micro-batch did not fit either" in found.remedy and "retried" not in found.remedy
 
 
 def _repeat(code: str, exit_: ExitEvidence | None, past: list[PastAttempt], *, committed: int = 5, last: int = 5) -> tuple[str, Retry]:
-    found = classify(Evidence(phase="exited", exit=exit_, history=past, committed_step=committed, last_step=last))
+    found = classify_failure(Evidence(phase="exited", exit=exit_, history=past, committed_step=committed, last_step=last))
     assert found is not None
     return found.code, found.retry
 
@@ -142,16 +142,16 @@ def test_a_preemption_in_between_does_not_excuse_a_poison_job() -> None:
 def test_third_lost_node_or_kill_without_progress_is_a_dead_letter(exit_code: int | None) -> None:
     lost = [PastAttempt(code="node_lost", committed_step=5, last_step=5)]
     evidence = Evidence(phase="exited" if exit_code else "lost", exit_code=exit_code, committed_step=5, last_step=5)
-    found = [classify(replace(evidence, history=lost * before)) for before in range(3)]
+    found = [classify_failure(replace(evidence, history=lost * before)) for before in range(3)]
     assert [(f.code, f.retry) for f in found if f] == [("node_lost", Retry.RESUME)] * 2 + [("dead_letter", Retry.NEVER)]
-    further = classify(replace(evidence, history=lost * 2, committed_step=6, last_step=6))
+    further = classify_failure(replace(evidence, history=lost * 2, committed_step=6, last_step=6))
     assert further is not None and further.code == "node_lost", "it had got further"
 
 
 def test_requested_preemptions_are_no_failures() -> None:
     preempted = [PastAttempt(code="preempted", committed_step=5, last_step=5)] * 50
     asked = Evidence(phase="exited", exit=ended(Outcome.PREEMPTED), stop_reason=StopReason.PREEMPT, history=preempted, committed_step=5)
-    found = classify(asked)
+    found = classify_failure(asked)
     assert found is not None and found.retry is Retry.RESUME
     assert _repeat("preempted", ended(Outcome.PREEMPTED), preempted[:8]) == ("preempted", Retry.RESUME)
     assert _repeat("preempted", ended(Outcome.PREEMPTED), preempted) == ("dead_letter", Retry.NEVER)
@@ -201,7 +201,7 @@ def test_the_micro_batch_shrinks_as_far_as_the_global_batch_allows(
     halved = with_half_batch(spec)
     found = halved and (halved.optimization.per_device_batch_size, halved.optimization.accumulation_steps)
     assert found == after
-    end = classify(Evidence(phase="exited", exit=ended(Outcome.OOM), spec=spec, committed_step=4))
+    end = classify_failure(Evidence(phase="exited", exit=ended(Outcome.OOM), spec=spec, committed_step=4))
     assert end is not None and (end.retry is Retry.HALVE_BATCH) == (after is not None)
     if after is None:
         assert "no smaller micro-batch is possible" in end.remedy
@@ -222,7 +222,10 @@ def test_the_micro_batch_shrinks_as_far_as_the_global_batch_allows(
     ],
 )
 def test_only_an_attempt_with_a_checkpoint_is_said_to_go_on_from_one(of: Evidence) -> None:
-    without, with_one = classify(replace(of, last_step=0, committed_step=0)), classify(replace(of, last_step=5, committed_step=5))
+    without, with_one = (
+        classify_failure(replace(of, last_step=0, committed_step=0)),
+        classify_failure(replace(of, last_step=5, committed_step=5)),
+    )
     assert without is not None and with_one is not None
     assert "it starts again from its first step" in without.remedy and "checkpoint" not in without.message + without.remedy
     assert "it resumes from its last checkpoint" in with_one.remedy
@@ -284,12 +287,12 @@ def test_of_several_ranks_the_one_that_knows_speaks(tmp_path: Path, ends: list[t
         if end is not None:
             body = {"outcome": end[0], "step": 4, "total_steps": 9, "message": f"rank {rank}", "detail": {"communication": end[1]}}
             (tmp_path / f"exit-a1{f'.rank{rank}' if rank else ''}.json").write_text(json.dumps(body))
-    found = classify(Evidence(phase="exited", exit=ExitEvidence.read(tmp_path, 1), exit_code=1, spec=SPEC))
+    found = classify_failure(Evidence(phase="exited", exit=ExitEvidence.read(tmp_path, 1), exit_code=1, spec=SPEC))
     assert found is not None and found.code == code
 
 
 def test_a_stall_says_what_was_seen() -> None:
-    found = classify(Evidence(phase="exited", stop_reason=StopReason.STALLED, stall="no progress for 700 s", last_step=4))
+    found = classify_failure(Evidence(phase="exited", stop_reason=StopReason.STALLED, stall="no progress for 700 s", last_step=4))
     assert found is not None and found.code == "stalled" and "no progress for 700 s after step 4" in found.message
 
 
@@ -305,7 +308,7 @@ ROOM = [
 @pytest.mark.parametrize(("phase", "outcome", "committed", "last", "words"), [c[1:] for c in ROOM], ids=[c[0] for c in ROOM])
 def test_an_attempt_that_made_room_says_what_is_lost(phase: str, outcome: Outcome | None, committed: int, last: int, words: str) -> None:
     exit_ = None if outcome is None else ended(outcome)
-    found = classify(Evidence(phase=phase, exit=exit_, stop_reason=StopReason.PREEMPT, committed_step=committed, last_step=last))
+    found = classify_failure(Evidence(phase=phase, exit=exit_, stop_reason=StopReason.PREEMPT, committed_step=committed, last_step=last))
     assert found is not None and (found.code, found.fault, found.retry) == ("preempted", Fault.PLATFORM, Retry.RESUME)
     assert words in found.message
 

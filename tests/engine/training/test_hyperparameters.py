@@ -328,12 +328,12 @@ def test_kto_takes_one_row_at_a_time_where_no_more_fit() -> None:
     assert (opt.per_device_batch_size, opt.global_batch_size(1)) == (1, 2)
 
 
-@pytest.mark.parametrize("method", sorted(methods.registered()))
+@pytest.mark.parametrize("method", sorted(methods.registered_methods()))
 @pytest.mark.parametrize("adapter", ["lora", "qlora", "full"])
 @pytest.mark.parametrize("model", [DEMO, SMALL, LARGE], ids=lambda m: str(m.id))
 def test_every_method_resolves_with_every_adapter_on_every_size(method: str, adapter: str, model: ModelFacts) -> None:
     found = spec({}, model, method=method, adapter=adapter)
-    assert set(found.method_settings) == set(methods.get(method).settings)
+    assert set(found.method_settings) == set(methods.method_named(method).settings)
     assert (found.lora is None) == (adapter == "full")
     assert (found.quantization is not None) == (adapter == "qlora")
     assert TrainingSpec.from_dict(found.to_dict()) == found

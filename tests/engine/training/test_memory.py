@@ -15,11 +15,11 @@ from engine.training.cost_model import micro_batch_s
 from engine.training.memory import GPUS, Case, Fit, Placement, estimate
 from engine.training.memory.estimates import MEANINGS, quantized_bytes
 from engine.training.memory.gpu_fit import MICRO_BATCH_S
-from engine.training.model_shapes import NAMED, ModelShape
+from engine.training.model_shapes import WELL_KNOWN_SHAPES, ModelShape
 from engine.training.spec import Quantization
 
 GIB = 2**30
-B8 = NAMED["llama-3.1-8b"]
+B8 = WELL_KNOWN_SHAPES["llama-3.1-8b"]
 RESULTS = sorted((Path(__file__).parents[3] / "benchmarks").glob("training_memory_cpu_*.json"))
 
 
@@ -32,7 +32,7 @@ def total(**fields: Any) -> int:
 
 
 def placed(model: str, adapter: str, **fields: Any) -> Fit:
-    return fit(NAMED[model], **{"adapter": adapter, "max_seq_len": 4096, **fields})
+    return fit(WELL_KNOWN_SHAPES[model], **{"adapter": adapter, "max_seq_len": 4096, **fields})
 
 
 def fit(
@@ -213,7 +213,7 @@ def test_qlora_is_never_sharded() -> None:
 def test_ranks_of_a_large_sharded_model_start_empty() -> None:
     assert any("zero_init" in note for note in placed("qwen2.5-14b", "full").notes)
     assert not placed("llama-3.1-8b", "full").notes
-    assumed = dataclasses.replace(NAMED["llama-3.1-8b"], assumed=True)
+    assumed = dataclasses.replace(WELL_KNOWN_SHAPES["llama-3.1-8b"], assumed=True)
     given = {"method": "sft", "adapter": "lora", "precision": "bf16", "max_seq_len": 512, "rank": 8, "optimizer": "adamw_torch"}
     assert "shape is unknown" in fit(assumed, gpu="h100-80gb", max_gpus=1, global_batch=1, **given).notes[0]
 
@@ -267,10 +267,12 @@ def test_ranks_that_share_a_window_hold_their_part_of_its_tokens_and_buffers_for
 
 
 def test_a_sharded_micro_batch_is_short_enough_for_a_stop() -> None:
-    widest = fit(NAMED["llama-3.1-70b"], adapter="full", max_seq_len=4096, global_batch=512, num_gpus=32, attention="flash_attention_2")
+    widest = fit(
+        WELL_KNOWN_SHAPES["llama-3.1-70b"], adapter="full", max_seq_len=4096, global_batch=512, num_gpus=32, attention="flash_attention_2"
+    )
     tried = Case(
-        shape=NAMED["llama-3.1-70b"], adapter="full", max_seq_len=4096, world_size=32, strategy="fsdp2", attention="flash_attention_2",
-        per_device_batch_size=widest.per_device_batch_size, gradient_checkpointing=widest.gradient_checkpointing,
+        shape=WELL_KNOWN_SHAPES["llama-3.1-70b"], adapter="full", max_seq_len=4096, world_size=32, strategy="fsdp2",
+        attention="flash_attention_2", per_device_batch_size=widest.per_device_batch_size, gradient_checkpointing=widest.gradient_checkpointing,
     )  # fmt: skip
     assert widest.strategy == "fsdp2" and micro_batch_s(tried, "h100-80gb", tokens=tried.tokens) <= MICRO_BATCH_S
     wider = replace(tried, per_device_batch_size=2 * tried.per_device_batch_size)
@@ -288,11 +290,11 @@ def test_a_sharded_micro_batch_that_no_stop_can_wait_for_is_refused_with_a_lengt
         "gpu": "h200-141gb",
     }
     with pytest.raises(InvalidRequest, match=r"about \d+ s on 32 x h200-141gb.*lower max_seq_len to (\d+)") as refused:
-        fit(NAMED["llama-3.1-70b"], max_seq_len=32_768, **long)
+        fit(WELL_KNOWN_SHAPES["llama-3.1-70b"], max_seq_len=32_768, **long)
     assert refused.value.code == "micro_batch_too_long"
     found = re.search(r"max_seq_len to (\d+)", refused.value.message)
     assert found is not None
-    assert fit(NAMED["llama-3.1-70b"], max_seq_len=int(found[1]), **long).strategy == "fsdp2"
+    assert fit(WELL_KNOWN_SHAPES["llama-3.1-70b"], max_seq_len=int(found[1]), **long).strategy == "fsdp2"
 
 
 def test_a_cpu_takes_the_recipes_batch_and_refuses_only_what_clearly_exceeds_its_memory() -> None:

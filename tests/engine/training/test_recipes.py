@@ -10,13 +10,13 @@ import yaml
 
 from core.errors import InvalidRequest
 from engine.training import methods, recipes
-from engine.training.requested_hyperparameters import LIMITS, checked
+from engine.training.requested_hyperparameters import HYPERPARAMETER_LIMITS, checked_hyperparameters
 from tests.engine.training.test_hyperparameters import SMALL, spec
 from tools.recipe_tables import TABLES
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/training.md"
 
-ALL = recipes.load_all()
+ALL = recipes.load_recipes()
 
 DIGESTS = {
     "any-lora@3": "976b83d4e5941789",
@@ -66,9 +66,9 @@ def test_simpo_on_llama_3_has_the_same_defaults_with_every_adapter(name: str) ->
 
 def test_every_limit_lets_the_defaults_of_every_recipe_pass() -> None:
     for recipe in ALL.values():
-        defaults = {name: default.value for name, default in recipe.defaults.items() if name in LIMITS}
+        defaults = {name: default.value for name, default in recipe.defaults.items() if name in HYPERPARAMETER_LIMITS}
         assert len(defaults) > 5, "too few defaults have a limit for this to mean anything"
-        assert checked(defaults) == {name: value for name, value in defaults.items() if value != "auto"}
+        assert checked_hyperparameters(defaults) == {name: value for name, value in defaults.items() if value != "auto"}
 
 
 def test_every_override_for_a_method_is_within_its_limits() -> None:
@@ -76,7 +76,7 @@ def test_every_override_for_a_method_is_within_its_limits() -> None:
     for recipe in ALL.values():
         for method, overrides in recipe.methods.items():
             values = {name: default.value for name, default in overrides.items()}
-            assert checked(values, method=method) == values
+            assert checked_hyperparameters(values, method=method) == values
             seen += len(values)
     assert seen > 20
 
@@ -85,12 +85,12 @@ def test_every_default_of_every_recipe_has_a_source() -> None:
     for recipe in ALL.values():
         for defaults in (recipe.defaults, *recipe.methods.values()):
             assert all(len(d.source) > 10 for d in defaults.values())
-        for method in methods.registered():
+        for method in methods.registered_methods():
             assert recipe.learning_rate(method).source
 
 
 def test_every_setting_of_every_method_has_a_source_and_is_within_its_limit() -> None:
-    for method in methods.registered().values():
+    for method in methods.registered_methods().values():
         for setting in method.settings.values():
             assert setting.source
             assert setting.limit.accepts(setting.default)
@@ -104,12 +104,12 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("adapter", recipes.ADAPTERS)
+@pytest.mark.parametrize("adapter", recipes.ADAPTER_KINDS)
 @pytest.mark.parametrize("model", SIZES)
 def test_every_known_model_has_one_recipe_of_its_family_for_each_adapter(model: str, adapter: str) -> None:
     size = int(SIZES[model])
     special = [r for r in ALL.values() if r.adapter == adapter and r.base_models and r.fits(model, size)]
-    chosen = recipes.select(model, adapter=adapter, num_parameters=size)
+    chosen = recipes.select_recipe(model, adapter=adapter, num_parameters=size)
     assert special == ([] if model.startswith("another") else [chosen])
     assert chosen.adapter == adapter
     if adapter != "full":
@@ -121,13 +121,13 @@ def test_every_known_model_has_one_recipe_of_its_family_for_each_adapter(model: 
 def test_an_unknown_recipe_or_version_is_refused_with_the_closest_ones() -> None:
     for name, says in (("zzz", "lists them$"), ("any-lora@99", r"did you mean any-lora@3"), ("lama-3-lora", "did you mean llama-3-lora@")):
         with pytest.raises(InvalidRequest, match=says):
-            recipes.select("llama-8b", adapter="lora", name=name)
-    assert recipes.select("demo-llama-3m", adapter="lora", name="any-lora@3").name == "any-lora"
+            recipes.select_recipe("llama-8b", adapter="lora", name=name)
+    assert recipes.select_recipe("demo-llama-3m", adapter="lora", name="any-lora@3").name == "any-lora"
 
 
 def test_a_recipe_for_another_adapter_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="is for adapter qlora, the job asks for lora"):
-        recipes.select("llama-8b", adapter="lora", name="any-qlora")
+        recipes.select_recipe("llama-8b", adapter="lora", name="any-qlora")
 
 
 CHILD = """
@@ -142,7 +142,7 @@ CHILD = """
 
 
 def parsed(text: str) -> list[recipes.Recipe]:
-    return recipes.parse(yaml.safe_load(text), ALL, origin="child.yaml")
+    return recipes.parse_recipes(yaml.safe_load(text), ALL, origin="child.yaml")
 
 
 def test_a_child_has_all_of_its_parent_but_what_it_says_itself() -> None:
@@ -205,5 +205,5 @@ def test_a_preference_method_trains_lora_at_ten_times_its_full_rate_and_cites_wh
     facts = replace(SMALL, id=model)
     lora, full = (spec({}, facts, method=method, adapter=adapter).optimization.learning_rate for adapter in ("lora", "full"))
     assert lora == pytest.approx(10 * full)
-    source = recipes.select(model, adapter="lora", num_parameters=8_000_000_000).learning_rate(method).source
+    source = recipes.select_recipe(model, adapter="lora", num_parameters=8_000_000_000).learning_rate(method).source
     assert "LoRA" in source or model.startswith("demo")

@@ -13,7 +13,7 @@ import pytest
 from core.errors import InvalidRequest
 from engine.training import schedules
 from engine.training.hyperparameters import OF_EVERY_RECIPE, ModelFacts, PackFacts, plan, resolve
-from engine.training.requested_hyperparameters import checked
+from engine.training.requested_hyperparameters import checked_hyperparameters
 from engine.training.schedules import factor
 from engine.training.spec import Optimization, TrainingSpec
 
@@ -311,14 +311,14 @@ def test_warm_up_and_decay_longer_than_the_run_are_refused() -> None:
 )
 def test_a_mistyped_name_gets_a_suggestion(requested: dict[str, Any], suggested: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        checked(requested)
+        checked_hyperparameters(requested)
     assert suggested in refused.value.message
     assert refused.value.param == f"hyperparameters.{next(iter(requested))}"
 
 
 def test_an_unknown_name_is_refused_in_one_line_and_not_with_every_name() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        checked({"zzz": 1})
+        checked_hyperparameters({"zzz": 1})
     assert refused.value.message == "hyperparameter 'zzz' does not exist; GET /v1/fine_tuning/model_limits lists all"
 
 
@@ -335,4 +335,4 @@ def test_an_unknown_name_is_refused_in_one_line_and_not_with_every_name() -> Non
     ],
 )
 def test_a_schedule_is_described_with_its_steps(schedule: Any, words: str) -> None:
-    assert schedules.describe(opt(schedule), total_steps=STEPS) == words
+    assert schedules.describe_schedule(opt(schedule), total_steps=STEPS) == words

@@ -97,7 +97,7 @@ def test_a_models_objects_are_those_of_its_manifest_and_are_applied_once(bench: 
 
 
 def model_shape(bench: Bench) -> ModelShape:
-    return model_shapes.of("tiny", directory=bench.models.get("tiny").directory)
+    return model_shapes.shape_of("tiny", directory=bench.models.get("tiny").directory)
 
 
 def test_what_no_model_wants_is_deleted_with_all_that_it_owns_and_what_operators_applied_stays(bench: Bench) -> None:

@@ -19,7 +19,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from core.errors import Fault
-from engine.training.failures import Evidence, FailureClass, Retry, StopReason, classify
+from engine.training.failures import Evidence, FailureClass, Retry, StopReason, classify_failure
 
 NUMBERS = itertools.count(1)
 """Of heartbeats."""
@@ -72,7 +72,7 @@ def lose(platform: Platform, held: Claim, *, exit_code: int | None = -9, stop: S
         phase="lost" if exit_code is None else "exited", exit_code=exit_code, stop_reason=stop, spec=held.spec,
         history=endings.history(platform, held.job_id),
     )  # fmt: skip
-    return attempts.finish(platform, held, ending(classify(evidence), step=0))
+    return attempts.finish(platform, held, ending(classify_failure(evidence), step=0))
 
 
 def give_up(platform: Platform, tenant: str, job_id: str) -> None:

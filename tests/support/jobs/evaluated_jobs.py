@@ -24,7 +24,7 @@ from engine.evals.gate.advice import Advice
 from engine.evals.gate.verdict import Finding
 from engine.evals.scoring.report import EvalReport
 from engine.training import checkpoints as on_disk
-from engine.training.checkpoints import Manifest, manifest_digest, write_manifest
+from engine.training.checkpoints import CheckpointManifest, manifest_digest, write_manifest
 from engine.training.spec import TrainingSpec
 from ft_assets.datasets import step
 from tests.support.models.tiny_adapter import build_tiny_adapter
@@ -78,7 +78,7 @@ def finish(platform: Platform, tenant: str, job_id: str, *, seed: int, scale: fl
     made = platform.settings.work_dir / "made" / job_id
     build_tiny_adapter(made, base, base_name=job.model, seed=seed, scale=scale)
     spec = TrainingSpec.from_dict(job.spec)
-    on_disk.write_manifest(made, on_disk.Manifest.of(spec, required=(), step=10, attempt=1, created_at=0.0))
+    on_disk.write_manifest(made, on_disk.CheckpointManifest.of(spec, required=(), step=10, attempt=1, created_at=0.0))
     prefix = f"{layout.job_prefix(tenant, job_id)}/final/a1"
     for path in sorted(made.iterdir()):
         platform.objects.put_file(f"{prefix}/{path.name}", path)
@@ -101,7 +101,7 @@ def store_final(
     if broken:
         config = json.loads((made / "config.json").read_text())
         (made / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] + 1}))
-    write_manifest(made, Manifest.of(spec, required=(), step=10, attempt=1, created_at=0.0))
+    write_manifest(made, CheckpointManifest.of(spec, required=(), step=10, attempt=1, created_at=0.0))
     prefix = layout.checkpoint_prefix(tenant, job_id, 1, 10)
     upload(platform.objects, made, prefix)
     row = {"id": f"ftckpt_{job_id[6:]}", "job_id": job_id, "attempt": 1, "step": 10, "object_prefix": prefix, "metrics": {}, "final": True}

@@ -88,7 +88,7 @@ def judged(wins: int, draws: int, losses: int, *, contradicted: int = 0, failed:
 
 def built(made: Mapping[str, Any], holdout: Sequence[Item] = (), *, method: str = "sft", **more: Any) -> EvalReport:
     values = {"base_model": "m", "base_digest": "b" * 64, "adapter_manifest_sha256": "a" * 64, **more}
-    return reports.build_report(made, holdout, method=methods.get(method), **values)
+    return reports.build_report(made, holdout, method=methods.method_named(method), **values)
 
 
 def report(

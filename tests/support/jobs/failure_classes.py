@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.training.failures import Evidence, ExitEvidence, FailureClass, Outcome, PastAttempt, StopReason, classify
+from engine.training.failures import Evidence, ExitEvidence, FailureClass, Outcome, PastAttempt, StopReason, classify_failure
 
 
 def _made(outcome: Outcome | None = None, *, detail: dict[str, Any] | None = None, **evidence: Any) -> FailureClass:
     exit_ = None if outcome is None else ExitEvidence(outcome=outcome, step=3, total_steps=9, message="it ended", detail=detail or {})
-    found = classify(Evidence(phase="exited", exit=exit_, last_step=3, **evidence))
+    found = classify_failure(Evidence(phase="exited", exit=exit_, last_step=3, **evidence))
     assert found is not None
     return found
 

@@ -21,7 +21,7 @@ from engine.training import checkpoints
 from engine.training.failures import EXIT_CODES, Outcome
 from engine.training.runtime.status_files import MetricsLog
 from engine.training.spec import RunFile
-from tests.support.jobs.committed_checkpoints import commit
+from tests.support.jobs.sealed_checkpoints import commit
 
 
 @dataclass(kw_only=True)
@@ -104,10 +104,10 @@ def main(path: Path) -> None:
 
 
 def _resume(run: RunFile) -> tuple[int, str]:
-    found = checkpoints.latest_valid(run.work_dir / "checkpoints", run.spec, required=checkpoints.RESUMABLE)
+    found = checkpoints.latest_valid_checkpoint(run.work_dir / "checkpoints", run.spec, required=checkpoints.RESUMABLE)
     if found is None:
         return 0, ""
-    body = json.loads((found / checkpoints.STATE).read_text())
+    body = json.loads((found / checkpoints.TRAINER_STATE).read_text())
     return int(body["step"]), str(body["state"])
 
 
@@ -126,7 +126,7 @@ def _save(
         if required is checkpoints.RESUMABLE:
             for name in ("optimizer.pt", "schedule.pt"):
                 (directory / name).write_text(f"{name} {state}" * (scenario.size // 64 + 1))
-            (directory / checkpoints.STATE).write_text(json.dumps({"step": step, "state": state, "best_step": scenario.best_step}))
+            (directory / checkpoints.TRAINER_STATE).write_text(json.dumps({"step": step, "state": state, "best_step": scenario.best_step}))
 
     metrics = {"num_tokens": 10 * step, "loss": 1.0 / step, "best_step": scenario.best_step}
     commit(target, write, spec=run.spec, step=step, attempt=run.attempt, created_at=time.time(), metrics=metrics, required=required)

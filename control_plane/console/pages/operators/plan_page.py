@@ -20,7 +20,7 @@ from control_plane.planning.waits import Limits, Simulated
 from control_plane.tenants.rules import TIERS
 from core.errors import InvalidRequest
 from engine.scheduler import JOB_CLASSES
-from engine.training import model_shapes
+from engine.training import WELL_KNOWN_SHAPES
 
 ROWS = 6
 """Kinds that the form has room for."""
@@ -74,7 +74,7 @@ def plan_capacity(page: OperatorPageDep, given: Annotated[FormData, Depends(_for
 def _show(page: OperatorPage, *, form: Mapping[str, Any], gpus: Mapping[str, str], **found: Any) -> HTMLResponse:
     values: dict[str, Any] = {"error": None, "plan": None, "charts": (), **found}
     return page.show(
-        "plan.html", form=form, gpus=gpus, tiers=tuple(reversed([*TIERS])), classes=JOB_CLASSES, models=tuple(model_shapes.NAMED), **values
+        "plan.html", form=form, gpus=gpus, tiers=tuple(reversed([*TIERS])), classes=JOB_CLASSES, models=tuple(WELL_KNOWN_SHAPES), **values
     )
 
 

@@ -86,14 +86,14 @@ def load_base(
 
 def choice_of_attention(spec: TrainingSpec, device: torch.device, config: Any) -> Choice:
     """Returns the attention kernel of a run for a model of `config`, and why."""
-    packed = methods.get(spec.method).pack == "windows"
+    packed = methods.method_named(spec.method).pack == "windows"
     return attention.chosen(spec.attention, device, config, precision=spec.precision, packed=packed)
 
 
 def _require_splittable(spec: TrainingSpec, config: Any, choice: Choice, device: torch.device) -> None:
     if (size := spec.context_parallel) == 1:
         return
-    why = context_split.objection(from_config(config.to_dict()), size, kernel=choice.kernel, on_cpu=device.type == "cpu")
+    why = context_split.context_objection(from_config(config.to_dict()), size, kernel=choice.kernel, on_cpu=device.type == "cpu")
     if why is not None:
         raise BadSpec(f"windows of {spec.base_model} cannot be split over {size} ranks: {why}; set context_parallel to 1")
 

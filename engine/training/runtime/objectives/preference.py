@@ -91,7 +91,7 @@ def parts(given: Ingredients, rows: Callable[..., Rows]) -> dict[str, Any]:
     """Returns both parts of the pack as `rows`, with their references if the method needs them, by the names of arguments of
     :class:`Preference`. Reads the pack once."""
     pad, train, held_out = given.tokenizer.pad_token_id or 0, given.pack.train.whole(), given.pack.validation
-    needed = methods.get(given.spec.method).needs_reference
+    needed = methods.method_named(given.spec.method).needs_reference
     references = reference_reader.load(given.run, given.pack, train) if needed else (None, None)
     return {
         "train": rows(train, references[0], pad=pad),
@@ -144,7 +144,7 @@ class Preference:
         hold_trained_in_fp32(self.model)
         # Otherwise TRL gathers a dozen numbers over the ranks for its metrics.
         trainer.accelerator.gather = trainer.accelerator.gather_for_metrics = _as_it_is
-        self._names = methods.get(given.spec.method).metrics
+        self._names = methods.method_named(given.spec.method).metrics
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._counts: defaultdict[str, float] = defaultdict(float)
         self._sources = given.spec.sources

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from core.errors import IntegrityError
 from engine.training import checkpoints
-from engine.training.checkpoints import Manifest
+from engine.training.checkpoints import CheckpointManifest
 from engine.training.disk_space import raising_disk_full
 from engine.training.runtime import collectives
 from engine.training.runtime.topology import Topology
@@ -33,7 +33,7 @@ def bring(directory: Path, here: Topology, device: torch.device) -> bool:
     Every rank calls it. What arrives is held against the digests, and appears by one rename.
     """
     own = _sound(directory) if here.leads_node else None
-    found: list[tuple[bool, Manifest | None]] = [(False, None)] * dist.get_world_size()
+    found: list[tuple[bool, CheckpointManifest | None]] = [(False, None)] * dist.get_world_size()
     dist.all_gather_object(found, (here.leads_node, own))
     held = [manifest for _, manifest in found]
     whole = _whole(held)
@@ -57,20 +57,20 @@ def bring(directory: Path, here: Topology, device: torch.device) -> bool:
     return not failed
 
 
-def _sound(directory: Path) -> Manifest | None:
+def _sound(directory: Path) -> CheckpointManifest | None:
     try:
-        return checkpoints.verify(directory)
+        return checkpoints.verify_checkpoint(directory)
     except IntegrityError:
         return None
 
 
-def _whole(held: Sequence[Manifest | None]) -> Manifest | None:
+def _whole(held: Sequence[CheckpointManifest | None]) -> CheckpointManifest | None:
     """Return what rank 0 has whole, or what the parts of all nodes make together."""
     first = held[0]
     if first is None or first.num_nodes == 1:
         return first
     try:
-        return checkpoints.merged([manifest for manifest in held if manifest is not None])
+        return checkpoints.merged_manifest([manifest for manifest in held if manifest is not None])
     except IntegrityError as error:
         log.warning("%s", error.message)
         return None
@@ -92,7 +92,7 @@ def _send(path: Path, target: Path | None, size: int, *, source: int, device: to
                     written.write(moved.cpu().numpy().tobytes())
 
 
-def _placed(draft: Path, directory: Path, whole: Manifest) -> bool:
+def _placed(draft: Path, directory: Path, whole: CheckpointManifest) -> bool:
     try:
         checkpoints.place(draft, directory, whole)
     except IntegrityError as error:

@@ -14,7 +14,7 @@ from control_plane.attempts.tables import agents as agents_table
 from control_plane.jobs import service as jobs
 from control_plane.platform.job_states import JobState
 from core import layout
-from engine.training.checkpoints import MANIFEST
+from engine.training.checkpoints import CHECKPOINT_MANIFEST
 from engine.training.reference_logps import ReferenceManifest, write_logps
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.followed_jobs import Job, until
@@ -69,4 +69,4 @@ def test_a_resumed_attempt_stores_no_reference_again_that_it_was_given(new_job: 
     assert job.train(Scenario(steps=8))[1] is JobState.EVALUATING
     prefix = layout.reference_prefix(job.tenant, "rf_0123456789")
     stored = sorted(info.key.removeprefix(f"{prefix}/").split("/")[0] for info in job.platform.objects.list(prefix))
-    assert stored == [f"{job.id}-a1", MANIFEST], "the second attempt added none"
+    assert stored == [f"{job.id}-a1", CHECKPOINT_MANIFEST], "the second attempt added none"

@@ -24,14 +24,14 @@ MODELS = ("llama-3.2-1b", "llama-3.1-8b", "mistral-nemo", "qwen2.5-32b", "llama-
 
 
 def planned(model: str, requested: dict[str, Any] | None = None, **asked: Any) -> Plan:
-    shape = model_shapes.NAMED[model]
+    shape = model_shapes.WELL_KNOWN_SHAPES[model]
     facts = ModelFacts(id=model, num_parameters=shape.num_parameters, context_length=shape.context_length, digest="d" * 64)
     return hyperparameters.plan(requested or {}, facts, **asked)
 
 
 def placed(model: str, requested: dict[str, Any] | None = None, *, pool: Pool = H100, **asked: Any) -> Placed:
     plan = planned(model, requested, **asked)
-    return Placed(plan=plan, fit=fit_on(pool, plan, model_shapes.NAMED[model]))
+    return Placed(plan=plan, fit=fit_on(pool, plan, model_shapes.WELL_KNOWN_SHAPES[model]))
 
 
 def resolved(found: Placed, *, num_rows: int) -> TrainingSpec:
@@ -39,8 +39,8 @@ def resolved(found: Placed, *, num_rows: int) -> TrainingSpec:
     return hyperparameters.resolve(found.plan, pack, seed=1, lock_sha256="", commit="", **found.placement)
 
 
-@pytest.mark.parametrize("adapter", recipes.ADAPTERS)
-@pytest.mark.parametrize("method", sorted(methods.registered()))
+@pytest.mark.parametrize("adapter", recipes.ADAPTER_KINDS)
+@pytest.mark.parametrize("method", sorted(methods.registered_methods()))
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_finds_a_place_for_every_method_and_its_batch_is_whole(model: str, method: str, adapter: str) -> None:
     found = placed(model, method=method, adapter=adapter)
@@ -63,7 +63,7 @@ def test_adapters_that_read_whole_weights_are_never_sharded(lora: dict[str, Any]
 
 
 def test_a_long_window_is_shared_and_the_step_keeps_its_rows() -> None:
-    asked: dict[str, Any] = {"device": GPUS["h100-80gb"].device, "needs": model_shapes.NAMED["llama-3.1-8b"].attention_needs}
+    asked: dict[str, Any] = {"device": GPUS["h100-80gb"].device, "needs": model_shapes.WELL_KNOWN_SHAPES["llama-3.1-8b"].attention_needs}
     found = placed("llama-3.1-8b", {"max_seq_len": 131_072, "batch_size": 4}, **asked)
     spec = resolved(found, num_rows=100)
     assert (spec.world_size, spec.context_parallel, spec.data_ranks, spec.rows_per_step) == (2, 2, 1, 4)
@@ -125,7 +125,7 @@ def test_on_a_gpu_activations_are_recomputed_only_if_they_do_not_fit_or_on_reque
 def test_examples_get_windows_of_their_own_where_the_model_cannot_keep_them_apart(
     longest: int | None, max_seq_len: int, packs: bool
 ) -> None:
-    shape = replace(model_shapes.NAMED["llama-3.1-8b"], max_packed_len=longest)
+    shape = replace(model_shapes.WELL_KNOWN_SHAPES["llama-3.1-8b"], max_packed_len=longest)
     plan = unpacked_if_needed(planned("llama-3.1-8b", {"max_seq_len": max_seq_len}), shape)
     assert plan.requested.get("packing", True) == packs
     asked = planned("llama-3.1-8b", {"max_seq_len": max_seq_len, "packing": True})
@@ -137,13 +137,13 @@ def test_examples_get_windows_of_their_own_where_the_model_cannot_keep_them_apar
 
 
 def test_preference_methods_pack_nothing() -> None:
-    shape = replace(model_shapes.NAMED["llama-3.1-8b"], max_packed_len=0)
+    shape = replace(model_shapes.WELL_KNOWN_SHAPES["llama-3.1-8b"], max_packed_len=0)
     plan = planned("llama-3.1-8b", method="dpo")
     assert unpacked_if_needed(plan, shape) == plan
 
 
 def test_experts_are_chosen_only_where_there_are_some_and_zero_only_where_all_is_trained() -> None:
-    dense = model_shapes.NAMED["llama-3.1-8b"]
+    dense = model_shapes.WELL_KNOWN_SHAPES["llama-3.1-8b"]
     mixture = replace(dense, num_moe_layers=32, num_experts=8, experts_per_token=2, expert_intermediate=14_336)
     zero = {"num_gpus": 8, "strategy": "zero3"}
     with pytest.raises(InvalidRequest, match="has no experts"):
@@ -156,7 +156,7 @@ def test_experts_are_chosen_only_where_there_are_some_and_zero_only_where_all_is
 
 
 def test_target_modules_are_layers_that_adapters_can_train_in_the_model() -> None:
-    dense = model_shapes.NAMED["llama-3.1-8b"]
+    dense = model_shapes.WELL_KNOWN_SHAPES["llama-3.1-8b"]
     experts_alone = replace(dense, num_moe_layers=32, num_experts=8, experts_per_token=2, expert_intermediate=14_336)
     fused = replace(dense, fused_projections=True)
     for shape, good, bad in ((dense, "up_proj", "qkv_proj"), (experts_alone, "q_proj", "gate_proj"), (fused, "gate_up_proj", "q_proj")):
@@ -179,7 +179,7 @@ def test_target_modules_are_layers_that_adapters_can_train_in_the_model() -> Non
 def test_a_plan_on_a_cpu_keeps_the_micro_batch_of_its_recipe() -> None:
     local = Pool(name="local", nodes=equal_nodes(1), gpu_type="local", max_gpus_per_job=1)
     facts = ModelFacts(id="demo-llama-3m", num_parameters=3_400_000, context_length=1024, digest="d" * 64)
-    shape = model_shapes.of("demo-llama-3m", num_parameters=3_400_000)
+    shape = model_shapes.shape_of("demo-llama-3m", num_parameters=3_400_000)
     plan = hyperparameters.plan({}, facts)
     spec = resolved(Placed(plan=plan, fit=fit_on(local, plan, shape)), num_rows=300)
     assert (spec.world_size, spec.strategy, spec.optimization.per_device_batch_size, spec.precision) == (1, "single", 1, "fp32")
@@ -188,7 +188,7 @@ def test_a_plan_on_a_cpu_keeps_the_micro_batch_of_its_recipe() -> None:
 def test_activations_are_recomputed_as_the_memory_estimate_says_also_on_a_cpu() -> None:
     local = Pool(name="local", nodes=equal_nodes(1), gpu_type="local", max_gpus_per_job=1)
     plan = planned("llama-3.2-1b", {"max_seq_len": 8192})
-    found = Placed(plan=plan, fit=fit_on(local, plan, model_shapes.NAMED["llama-3.2-1b"]))
+    found = Placed(plan=plan, fit=fit_on(local, plan, model_shapes.WELL_KNOWN_SHAPES["llama-3.2-1b"]))
     assert not replace(plan, max_seq_len=512).gradient_checkpointing
     assert found.fit.gradient_checkpointing and resolved(found, num_rows=300).gradient_checkpointing
 

@@ -101,7 +101,7 @@ def test_a_report_can_be_built_from_the_result(evaluated: dict[str, Any]) -> Non
     assert all(set(answer) == {"text", "refused", "by"} for answer in texts(reviewed, "adapter", "safety").values())
     assert reviewed["suites"] == evaluated["suites"], "the digests stay, so that verdicts are found again"
     made = report.build_report(
-        reviewed, holdout_items(), method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a"
+        reviewed, holdout_items(), method=methods.method_named("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a"
     )
     assert {"exact_match", "coherent", "perplexity", "refused"} <= {s.metric for s in made.scores}
     assert made.score("validation", "perplexity").n == 6  # type: ignore[union-attr]
@@ -137,7 +137,7 @@ def test_an_idle_adapter_is_not_scored_and_known_base_answers_are_used(place: Pa
     assert {(s["cached"], s["seconds"]) for s in result["subjects"]["base"].values()} == {(True, -1.0)}
     assert result["seconds"] == 0
     assert not report.build_report(
-        result, holdout_items(), method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a"
+        result, holdout_items(), method=methods.method_named("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a"
     ).adapter_applied
 
 
@@ -187,7 +187,7 @@ def test_preferences_that_were_held_out_are_scored_on_both_sides(place: Path) ->
     code, result = evaluate(run)
     assert code == run_status.EVAL_EXIT_OK
     assert result["preferences"] == "pairs"
-    made = report.build_report(result, [], method=methods.get("dpo"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+    made = report.build_report(result, [], method=methods.method_named("dpo"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
     score = made.score("validation", "preference_accuracy")
     assert score is not None and score.n == manifest.validation["num_windows"]
     margins = [
@@ -213,7 +213,7 @@ def test_a_base_without_a_chat_template_is_not_given_conversations(place: Path, 
     assert code == run_status.EVAL_EXIT_OK
     assert result["applied"]["applied"] is True
     assert list(result["suites"]) == (["validation"] if pack else [])
-    made = report.build_report(result, [], method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+    made = report.build_report(result, [], method=methods.method_named("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
     unmeasured = {f.rule for f in gates.judge(made, parse_eval_config({})).findings if f.code == NOT_MEASURED and f.passed}
     assert unmeasured >= {"golden", "safety"}
 

@@ -9,15 +9,18 @@ import pytest
 
 from engine.training.memory import GPUS, forward_pass
 from engine.training.memory.gpus import GIB
-from engine.training.model_shapes import NAMED, ModelShape
+from engine.training.model_shapes import WELL_KNOWN_SHAPES, ModelShape
 
 FITS_ONE = {  # weights in bf16, and 5 GiB for the rest
-    (model, gpu.name) for model, shape in NAMED.items() for gpu in GPUS.values() if 2 * shape.num_parameters + 5 * GIB < gpu.memory_bytes
+    (model, gpu.name)
+    for model, shape in WELL_KNOWN_SHAPES.items()
+    for gpu in GPUS.values()
+    if 2 * shape.num_parameters + 5 * GIB < gpu.memory_bytes
 }
 
 
 def num_gpus(model: str, gpu: str, *, rank: int = 16) -> int | None:
-    return forward_pass.num_gpus(NAMED[model], GPUS[gpu].memory_bytes, rank=rank)
+    return forward_pass.forward_pass_gpus(WELL_KNOWN_SHAPES[model], GPUS[gpu].memory_bytes, rank=rank)
 
 
 def device_map(shape: ModelShape, gpus: int, memory_bytes: int) -> dict[str, Any]:
@@ -40,12 +43,12 @@ def device_map(shape: ModelShape, gpus: int, memory_bytes: int) -> dict[str, Any
 def test_the_named_models_take_the_fewest_gpus_that_hold_them() -> None:
     assert [num_gpus("llama-3.1-70b", gpu) for gpu in ("h100-80gb", "h200-141gb", "a100-40gb")] == [2, 1, 5]
     assert num_gpus("llama-3.1-70b", "h100-80gb", rank=512) == 3, "two adapters of 25 GiB"
-    for model in NAMED:
+    for model in WELL_KNOWN_SHAPES:
         for gpu in GPUS.values():
             found = num_gpus(model, gpu.name)
             if gpu.is_cpu or not found:
                 continue
-            per_gpu = [forward_pass.per_gpu_bytes(NAMED[model], n, rank=16) for n in range(1, found + 1)]
+            per_gpu = [forward_pass.per_gpu_bytes(WELL_KNOWN_SHAPES[model], n, rank=16) for n in range(1, found + 1)]
             assert per_gpu[-1] <= gpu.memory_bytes and all(bytes_ > gpu.memory_bytes for bytes_ in per_gpu[:-1])
 
 
@@ -58,7 +61,7 @@ def test_a_model_that_one_gpu_holds_takes_one() -> None:
     ("model", "gpu"), [("llama-3.1-70b", "h100-80gb"), ("llama-3.1-70b", "a100-40gb"), ("mistral-small-24b", "l4-24gb")]
 )
 def test_transformers_puts_every_layer_onto_a_gpu_and_none_holds_more_than_the_formula_says(model: str, gpu: str) -> None:
-    shape, memory_bytes = NAMED[model], GPUS[gpu].memory_bytes
+    shape, memory_bytes = WELL_KNOWN_SHAPES[model], GPUS[gpu].memory_bytes
     gpus = num_gpus(model, gpu)
     assert gpus is not None and gpus > 1
     made = device_map(shape, gpus, memory_bytes)

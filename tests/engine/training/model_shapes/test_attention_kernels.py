@@ -78,7 +78,7 @@ def test_auto_takes_the_fastest_kernel_that_computes_the_model(model: str, gpus:
     ],
 )
 def test_a_request_is_kept_where_it_works(wanted: str, changes: dict[str, Any], kernel: str, because: str) -> None:
-    needs = model_shapes.NAMED["llama-3.1-8b"].attention_needs
+    needs = model_shapes.WELL_KNOWN_SHAPES["llama-3.1-8b"].attention_needs
     given: dict[str, Any] = {"device": Device(capability=(9, 0)), "precision": "bf16", "packed": True}
     found = choose(wanted, needs, **given | changes)
     assert found.kernel == kernel

@@ -39,17 +39,17 @@ PUBLISHED = {
 """Parameters of the safetensors files of each hub repository, tied embeddings counted once."""
 
 
-@pytest.mark.parametrize("name", model_shapes.NAMED)
+@pytest.mark.parametrize("name", model_shapes.WELL_KNOWN_SHAPES)
 def test_a_named_shape_counts_the_published_number_of_parameters(name: str) -> None:
-    assert model_shapes.NAMED[name].num_parameters == PUBLISHED[name]
+    assert model_shapes.WELL_KNOWN_SHAPES[name].num_parameters == PUBLISHED[name]
 
 
 def test_the_demo_models_config_counts_the_parameters_of_its_weights() -> None:
-    assert model_shapes.of("demo-llama-3m", directory=DEMO).num_parameters == count_parameters(DEMO)
+    assert model_shapes.shape_of("demo-llama-3m", directory=DEMO).num_parameters == count_parameters(DEMO)
 
 
 def test_a_lora_adapter_of_rank_16_on_llama_8b_has_the_41_943_040_parameters_that_peft_prints() -> None:
-    assert model_shapes.NAMED["llama-3.1-8b"].lora_parameters(16) == 41_943_040
+    assert model_shapes.WELL_KNOWN_SHAPES["llama-3.1-8b"].lora_parameters(16) == 41_943_040
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_a_lora_adapter_of_rank_16_on_llama_8b_has_the_41_943_040_parameters_tha
     ],
 )
 def test_a_hub_name_finds_its_shape(name: str, found: str | None) -> None:
-    assert model_shapes.named(name) == (None if found is None else model_shapes.NAMED[found])
+    assert model_shapes.well_known_shape(name) == (None if found is None else model_shapes.WELL_KNOWN_SHAPES[found])
 
 
 def test_an_unknown_model_gets_the_shape_of_the_next_larger_one_and_says_so() -> None:
-    shape = model_shapes.of("somebody/else-7b", num_parameters=6_700_000_000)
+    shape = model_shapes.shape_of("somebody/else-7b", num_parameters=6_700_000_000)
     assert shape.assumed and shape.num_parameters == PUBLISHED["mistral-7b"]
 
 
@@ -113,9 +113,9 @@ def test_positions_are_those_that_the_config_has_or_scales(rope: dict[str, Any],
     ],
 )
 def test_windows_are_split_where_that_is_exact(changes: dict[str, Any], size: int, given: dict[str, Any], why: str | None) -> None:
-    shape = replace(model_shapes.NAMED["llama-3.1-8b"], **changes)
+    shape = replace(model_shapes.WELL_KNOWN_SHAPES["llama-3.1-8b"], **changes)
     where: dict[str, Any] = {"kernel": "flash_attention_2", "on_cpu": False}
-    assert context_split.objection(shape, size, **where | given) == why
+    assert context_split.context_objection(shape, size, **where | given) == why
 
 
 def test_unknown_layers_compressed_keys_and_a_config_without_sizes_are_refused_by_name(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_unknown_layers_compressed_keys_and_a_config_without_sizes_are_refused_b
         model_shapes.from_config({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]})
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 768}))
     with pytest.raises(ValueError, match="gpt2 has no 'num_attention_heads'"):
-        model_shapes.of("gpt2", directory=tmp_path)
+        model_shapes.shape_of("gpt2", directory=tmp_path)
 
 
 QWEN3_MOE = {
@@ -153,7 +153,7 @@ def test_parameters_that_a_nested_config_leaves_unexplained_are_frozen_ones_of_o
     text = {"model_type": "mistral", **{k: v for k, v in QWEN3_MOE.items() if "expert" not in k and k != "model_type"}}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral3", "text_config": text, "vision_config": {}}))
     alone = model_shapes.from_config(text).num_parameters
-    shape = model_shapes.of("any", directory=tmp_path, num_parameters=alone + 1000)
+    shape = model_shapes.shape_of("any", directory=tmp_path, num_parameters=alone + 1000)
     assert (shape.decoder_parameters, shape.other_parameters, shape.num_parameters) == (alone, 1000, alone + 1000)
 
 

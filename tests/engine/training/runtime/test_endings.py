@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from engine.training.checkpoints import RESUMABLE, step_name, verify
+from engine.training.checkpoints import RESUMABLE, step_name, verify_checkpoint
 from tests.engine.training.attempts import REPOSITORY, SPEC, job, write_pack
 from tests.support.processes import forked_modules
 
@@ -121,7 +121,7 @@ def test_sigterm_during_a_validation_commits_the_step_before_it(tmp_path: Path) 
         assert process.wait(timeout=25) == 75
         assert len(stopped.steps()) == stopped.exit()["step"] == stopped.exit()["detail"]["committed_step"] == 3
         assert not [m for m in stopped.metrics() if "eval_loss" in m]
-        verify(stopped.work / "checkpoints" / step_name(3), required=RESUMABLE)
+        verify_checkpoint(stopped.work / "checkpoints" / step_name(3), required=RESUMABLE)
 
 
 def _rewrite(pack: Path, rows: list[dict[str, list[int]]]) -> None:

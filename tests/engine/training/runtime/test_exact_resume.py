@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
-from engine.training.checkpoints import committed, read_manifest  # noqa: E402
+from engine.training.checkpoints import committed_checkpoints, read_manifest  # noqa: E402
 from engine.training.spec import CheckpointPolicy, EarlyStopping, LoraSettings, Quantization, RunFile, TrainingSpec  # noqa: E402
 from tests.engine.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.engine.training.in_process import Training  # noqa: E402
@@ -175,8 +175,8 @@ def test_a_checkpoint_that_only_the_clock_makes_due_is_not_validated(files: tupl
         runs.append(run)
     fast, other = runs
     assert other.trajectory() == fast.trajectory() and other.final() == fast.final()
-    saved = {read_manifest(path).step: read_manifest(path).metrics for path in committed(tmp_path / "slow" / "checkpoints")}
-    assert set(saved) > {read_manifest(path).step for path in committed(tmp_path / "fast" / "checkpoints")}
+    saved = {read_manifest(path).step: read_manifest(path).metrics for path in committed_checkpoints(tmp_path / "slow" / "checkpoints")}
+    assert set(saved) > {read_manifest(path).step for path in committed_checkpoints(tmp_path / "fast" / "checkpoints")}
     last = max(saved)
     assert {step for step, metrics in saved.items() if "eval_loss" in metrics} == {*range(3, last + 1, 3), last}
     assert all("loss" in metrics for metrics in saved.values())

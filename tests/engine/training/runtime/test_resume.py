@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.training.checkpoints import ADAPTER, committed, read_manifest, step_name, verify
+from engine.training.checkpoints import ADAPTER, committed_checkpoints, read_manifest, step_name, verify_checkpoint
 from engine.training.runtime.model.state_files import OPTIMIZER, SCHEDULE
 from tests.engine.training.attempts import SPEC, Job, job
 
@@ -45,8 +45,8 @@ def test_a_whole_run_leaves_metrics_checkpoints_evidence_and_an_adapter(uninterr
     assert [m["step"] for m in uninterrupted.steps()] == list(range(1, STEPS + 1))
     assert uninterrupted.steps()[-1]["loss"] < uninterrupted.steps()[0]["loss"]
     assert [m["step"] for m in uninterrupted.metrics() if "eval_loss" in m] == list(range(3, STEPS + 1, 3))
-    assert [p.name for p in committed(work / "checkpoints")] == [step_name(n) for n in (STEPS - 6, STEPS - 3, STEPS)]
-    verify(work / "final", required=ADAPTER)
+    assert [p.name for p in committed_checkpoints(work / "checkpoints")] == [step_name(n) for n in (STEPS - 6, STEPS - 3, STEPS)]
+    verify_checkpoint(work / "final", required=ADAPTER)
     evidence = uninterrupted.exit()
     assert (evidence["outcome"], evidence["step"], evidence["total_steps"]) == ("succeeded", STEPS, STEPS)
     assert evidence["detail"]["self_test"]["boundaries"] > 0
@@ -64,7 +64,7 @@ def test_sigterm_in_a_step_loses_nothing(uninterrupted: Job, tmp_path: Path) -> 
         evidence = stopped.exit()
         assert evidence["outcome"] == "preempted"
         assert 7 <= evidence["step"] < STEPS
-        assert read_manifest(committed(stopped.work / "checkpoints")[-1]).step == evidence["step"] == len(stopped.steps())
+        assert read_manifest(committed_checkpoints(stopped.work / "checkpoints")[-1]).step == evidence["step"] == len(stopped.steps())
         assert not (stopped.work / "final").exists()
 
         assert stopped.train() == 0, stopped.log()
@@ -82,7 +82,7 @@ def test_kill_9_and_a_torn_newest_checkpoint_cost_only_the_steps_since_the_one_b
         assert not (killed.work / "exit-a1.json").exists()
         for draft in (killed.work / "checkpoints").glob(".tmp-*"):
             shutil.rmtree(draft)  # one that is whole but for its name would be gone on with
-        *_, before, older, newest = committed(killed.work / "checkpoints")
+        *_, before, older, newest = committed_checkpoints(killed.work / "checkpoints")
         (newest / OPTIMIZER).write_bytes((newest / OPTIMIZER).read_bytes()[:1000])
         (older / SCHEDULE).unlink()
 

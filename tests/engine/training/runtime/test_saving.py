@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the training environment")
 
-from engine.training.checkpoints import RESUMABLE, committed, read_manifest, step_name, verify
+from engine.training.checkpoints import RESUMABLE, committed_checkpoints, read_manifest, step_name, verify_checkpoint
 from engine.training.runtime import checkpoint_writer
 from engine.training.runtime.checkpoint_writer import Saver
 from engine.training.runtime.topology import Topology
@@ -95,10 +95,10 @@ def test_a_checkpoint_is_sealed_where_no_thread_can_be_started(saver: Saver, tmp
         saver.save(state(3), {"loss": 1.5})
         saver.save_now(state(4), {})
         sealed = tmp_path / "checkpoints" / step_name(3)
-        verify(sealed, required=RESUMABLE)
+        verify_checkpoint(sealed, required=RESUMABLE)
     assert (read_manifest(sealed).step, read_manifest(sealed).metrics["loss"], saver.committed_step) == (3, 1.5, 4)
     assert [(sealed / name).read_text() for name in FILES] == list(FILES)
-    verify(tmp_path / "checkpoints" / step_name(4), required=RESUMABLE)
+    verify_checkpoint(tmp_path / "checkpoints" / step_name(4), required=RESUMABLE)
 
 
 @pytest.mark.parametrize(("early_stopping", "kept"), [(EarlyStopping(patience=9), [1, 3, 4, 5]), (None, [3, 4, 5])], ids=["early", "whole"])
@@ -109,7 +109,7 @@ def test_the_checkpoint_that_an_early_stop_goes_back_to_is_kept(
     for step in range(1, 6):
         saver.save_now(state(step, best_step=1), {})
     assert SPEC.checkpoint.keep_last == 3
-    assert [path.name for path in committed(tmp_path / "checkpoints")] == [step_name(step) for step in kept]
+    assert [path.name for path in committed_checkpoints(tmp_path / "checkpoints")] == [step_name(step) for step in kept]
 
 
 def test_what_goes_wrong_while_writing_is_raised_at_the_next_look(saver: Saver, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_where_the_first_rank_saves_alone_the_others_write_nothing_and_count_on_
     assert not (tmp_path / "checkpoints").exists()
     saver_of(SmallState(0, 2), tmp_path).save_now(state(5), {})
     other.await_committed(5)
-    verify(tmp_path / "checkpoints" / step_name(5), required=RESUMABLE)
+    verify_checkpoint(tmp_path / "checkpoints" / step_name(5), required=RESUMABLE)
 
 
 @pytest.mark.parametrize(("rank", "left"), [(0, False), (1, True)])

@@ -25,7 +25,7 @@ from control_plane.tenants.rules import Tenant
 from core import layout
 from core.errors import InvalidDataset, InvalidRequest
 from engine.training import methods
-from engine.training.reference_logps import key_for
+from engine.training.reference_logps import reference_key_for
 from engine.training.spec import Quantization, TrainingSpec, WarmStart
 from ft_assets.datasets import step
 from tests.ft_assets.datasets.step.test_packing_builders import platform_on
@@ -140,9 +140,9 @@ def test_a_reference_is_named_before_training_and_given_to_the_next_job_once_one
     platform: Platform, tenant: Tenant, upload: Callable[..., str], method: str, row: Callable[[int], dict[str, Any]]
 ) -> None:
     packed, spec, job = prepared(platform, tenant, upload(row), method)
-    assert (job.state, packed.manifest.kind) == ("queued", methods.get(method).pack)
+    assert (job.state, packed.manifest.kind) == ("queued", methods.method_named(method).pack)
     assert packed.reference is not None and not packed.reference.stored
-    assert spec.reference == packed.reference.key == key_for(spec)
+    assert spec.reference == packed.reference.key == reference_key_for(spec)
     workload = start.describe(platform, claim_of(job, spec))
     assert workload.reference_prefix == layout.reference_prefix(tenant.id, spec.reference)
     assert start.reference_input(platform.objects, claim_of(job, spec)) is None, "the workload computes it"
@@ -178,9 +178,9 @@ def test_the_key_of_a_reference_covers_the_start_of_the_training(platform: Platf
         replace(spec, precision="fp16"),
         replace(spec, base_digest="other"),
     ]
-    assert len({key_for(s) for s in changed}) == len(changed)
-    assert key_for(renamed) == key_for(starts[0])
-    assert key_for(replace(spec, seed=spec.seed + 1, attention="flash_attention_2")) == key_for(spec)
+    assert len({reference_key_for(s) for s in changed}) == len(changed)
+    assert reference_key_for(renamed) == reference_key_for(starts[0])
+    assert reference_key_for(replace(spec, seed=spec.seed + 1, attention="flash_attention_2")) == reference_key_for(spec)
 
 
 @pytest.mark.parametrize("method", ["orpo", "simpo"])
@@ -247,7 +247,7 @@ def test_the_estimate_counts_what_the_pack_then_holds(
     packed, _, _ = prepared(platform, tenant, upload(row), method)
     assert told["tokens"]["per_epoch"] == pytest.approx(packed.manifest.num_tokens, rel=0.15)  # the split takes whole rows
     assert told["total_steps"] == pytest.approx(packed.total_steps, abs=max(2, 0.2 * packed.total_steps))
-    assert ("pair" in str(told["assumptions"])) == (methods.get(method).pack == "pairs")
+    assert ("pair" in str(told["assumptions"])) == (methods.method_named(method).pack == "pairs")
     if packed.manifest.window and packed.manifest.window < packed.manifest.settings["max_seq_len"]:
         assert "windows have " in str(told["assumptions"]) and "filled to" not in str(told["assumptions"])
 
@@ -288,14 +288,14 @@ def test_previews_show_what_carries_loss(platform: Platform, tenant: Tenant, upl
 
 
 @pytest.mark.parametrize("format", ["chat", "prompt_completion", "preference", "kto", "text"])
-@pytest.mark.parametrize("method", list(methods.registered()))
+@pytest.mark.parametrize("method", list(methods.registered_methods()))
 def test_rows_are_refused_with_the_methods_that_take_them(format: str, method: str) -> None:
     kind = "chat" if format == "prompt_completion" else format
-    if kind in methods.get(method).rows:
+    if kind in methods.method_named(method).rows:
         check_format(format, method, "file-1", param="training_file")
         return
     with pytest.raises(InvalidRequest) as refused:
         check_format(format, method, "file-1", param="training_file")
     assert (refused.value.code, refused.value.param) == ("preference_rows", "training_file")
-    assert methods.get(method).row_help in refused.value.message
-    assert any(name in refused.value.message.split("use method ")[1] for name in methods.registered())
+    assert methods.method_named(method).row_help in refused.value.message
+    assert any(name in refused.value.message.split("use method ")[1] for name in methods.registered_methods())

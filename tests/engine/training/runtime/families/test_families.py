@@ -89,7 +89,7 @@ def test_an_adapter_of_any_family_resumes_exactly_is_servable_and_merges(name: s
     assert package.verify(_served(final, tmp_path / "package"), base_shapes=tensors.module_shapes(made.base), served_name="tiny") == []
     adapter = load_file(final / "adapter_model.safetensors")
     assert all(float(tensor.abs().max()) > 0 for tensor in adapter.values()), "a matrix has not been trained"
-    shape = model_shapes.of(name, directory=made.base)
+    shape = model_shapes.shape_of(name, directory=made.base)
     assert sum(t.numel() for t in adapter.values()) == shape.lora_parameters(8)
 
     wanted = proof.reference(made.base, final)
@@ -131,10 +131,10 @@ def test_all_parameters_of_any_family_train_resume_exactly_and_export(name: str,
 def test_the_counted_parameters_of_any_family_are_those_of_its_weights(name: str, tmp_path: Path) -> None:
     made = build_family(name, tmp_path / "base")
     total = count_parameters(made)
-    assert model_shapes.of(name, directory=made, num_parameters=total).num_parameters == total
+    assert model_shapes.shape_of(name, directory=made, num_parameters=total).num_parameters == total
     model = decoder.load(made)
     text = {id(p): p.numel() for m in (decoder.text_decoder(model), _head(model)) for p in m.parameters()}
-    shape = model_shapes.of(name, directory=made)
+    shape = model_shapes.shape_of(name, directory=made)
     assert shape.decoder_parameters == sum(text.values())
     assert sorted(shape.adapter_modules) == sorted({target.rpartition(".")[2] for target in decoder.linear_layers(model)})
 

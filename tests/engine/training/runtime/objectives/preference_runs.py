@@ -65,12 +65,12 @@ class Site:
 
     def run(self, method: str, *, adapter: Literal["lora", "qlora", "full"] = "lora", **changes: Any) -> RunFile:
         """A run file; the reference log-probabilities that it names are computed if they are not there."""
-        kind = methods.get(method).pack
+        kind = methods.method_named(method).pack
         opt = replace(SPEC.optimization, per_device_batch_size=2)
         spec = replace(
             SPEC,
             method=method,
-            method_settings={name: s.default for name, s in methods.get(method).settings.items()},
+            method_settings={name: s.default for name, s in methods.method_named(method).settings.items()},
             adapter=adapter,
             lora=None if adapter == "full" else LoraSettings(rank=4, alpha=8, dropout=0.1),
             quantization=Quantization() if adapter == "qlora" else None,
@@ -80,7 +80,7 @@ class Site:
         )
         spec = replace(spec, **changes)
         out = None
-        if methods.get(method).needs_reference:
+        if methods.method_named(method).needs_reference:
             out = self.root / f"reference-{kind}-{adapter}-{spec.precision}"
             found = reference.compute(
                 self.root / kind,

@@ -75,7 +75,7 @@ def weights(run: RunFile) -> list[bytes]:
 def test_a_run_computes_its_reference_proves_it_and_reports_the_methods_metrics(site: Site, tmp_path: Path) -> None:
     run = replace(site.run("dpo"), work_dir=tmp_path, reference_dir=None)
     found = train(run)
-    assert set(found[0]) >= set(methods.get("dpo").metrics)
+    assert set(found[0]) >= set(methods.method_named("dpo").metrics)
     assert found[0]["loss"] == pytest.approx(0.693147, abs=1e-5), "policy and reference are one before the first step"
     assert found[-1]["rewards/margins"] > 0.5 and found[-1]["loss"] < 0.5
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -248,7 +248,7 @@ def test_ten_steps_raise_the_margin_of_chosen_over_rejected(site: Site, method: 
         optimizer.step()
         optimizer.zero_grad()
         metrics = objective.metrics()
-        assert set(metrics) == set(methods.get(method).metrics)
+        assert set(metrics) == set(methods.method_named(method).metrics)
         margins.append(metrics["rewards/margins"])
     assert margins[-1] > margins[0] + 0.05
     assert sum(losses[-2:]) < sum(losses[:2])

@@ -62,7 +62,7 @@ class Mixed:
         return directory
 
     def run(self, method: str, work: Path, **changes: Any) -> RunFile:
-        known = methods.get(method)
+        known = methods.method_named(method)
         sources, pack_dir = self.sources[known.pack], self.packs(known.pack)
         spec = replace(
             SPEC,
@@ -79,7 +79,7 @@ class Mixed:
         run = RunFile(spec=spec, base_model_dir=self.base, pack_dir=pack_dir, work_dir=work)
         if not known.needs_reference:
             return run
-        run = replace(run, spec=replace(spec, reference=reference_logps.key_for(spec)))
+        run = replace(run, spec=replace(spec, reference=reference_logps.reference_key_for(spec)))
         return replace(run, reference_dir=reference.compute_for(run, touch=lambda: None))
 
 
@@ -140,7 +140,7 @@ def test_a_reference_of_a_mixture_names_the_packs_of_its_files(mixed: Mixed, tmp
     assert manifest.pack_fingerprint == "+".join(fingerprints)
     assert {entry.of.partition("/")[0] for entry in manifest.files} == set(fingerprints)
     turned = replace(run.spec, sources=run.spec.sources[::-1], pack_fingerprint=fingerprints[1])
-    assert reference_logps.key_for(turned) != run.spec.reference, "its rows are in another order"
+    assert reference_logps.reference_key_for(turned) != run.spec.reference, "its rows are in another order"
     pack = pack_loader.load(run.pack_dir, run.spec, vocab_size=VOCAB)
     from engine.training.runtime.objectives import reference_reader
 

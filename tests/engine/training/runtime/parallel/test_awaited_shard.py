@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engine.training.checkpoints import committed, step_name
+from engine.training.checkpoints import committed_checkpoints, step_name
 from engine.training.data_order import DataOrder
 from engine.training.failures import EXIT_CODES, ExitEvidence, Outcome
 from engine.training.spec import CheckpointPolicy
@@ -69,7 +69,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 def assert_saved_and_resumes(made: Job, line: Line, whole: str) -> None:
     evidence = ExitEvidence.read(made.work, made.attempts)
     assert evidence is not None and (evidence.outcome, evidence.step) == (Outcome.PREEMPTED, FIRST_NEEDED), made.log()
-    assert [path.name for path in committed(made.work / "checkpoints")] == [step_name(FIRST_NEEDED)]
+    assert [path.name for path in committed_checkpoints(made.work / "checkpoints")] == [step_name(FIRST_NEEDED)]
     line.let_through(SHARDS)
     run_ranks(made)
     assert made.exit()["detail"]["resumed_from"] == step_name(FIRST_NEEDED)

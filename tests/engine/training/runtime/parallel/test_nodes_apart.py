@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the training environment")
 
 from engine.training import checkpoints
-from engine.training.checkpoints import committed, merged, read_manifest, verify
+from engine.training.checkpoints import committed_checkpoints, merged_manifest, read_manifest, verify_checkpoint
 from engine.training.failures import EXIT_CODES, ExitEvidence, Outcome
 from engine.training.spec import EarlyStopping
 from tests.engine.training.attempts import SPEC, Job, job
@@ -37,7 +37,7 @@ def final(made: Job) -> bytes:
 def join(made: Job, name: str) -> None:
     """Do what the agents do: the first node gets the checkpoint whole, the other keeps nothing."""
     parts = [made.work_of(node) / "checkpoints" / name for node in range(2)]
-    whole = merged([read_manifest(part) for part in parts])
+    whole = merged_manifest([read_manifest(part) for part in parts])
     draft = checkpoints.begin(parts[0])
     for part in parts:
         shutil.copytree(part, draft, dirs_exist_ok=True)
@@ -59,7 +59,7 @@ def test_ranks_apart_train_the_bytes_of_ranks_together_and_go_on_from_what_the_f
         run(made, apart=True)
         assert final(made) == final(together)
         sharded = together.spec.adapter == "full"
-        saved = [[*committed(made.work_of(node) / "checkpoints")] for node in range(2)]
+        saved = [[*committed_checkpoints(made.work_of(node) / "checkpoints")] for node in range(2)]
         assert [path.name for path in saved[1]] == ([path.name for path in saved[0]] if sharded else [])
         assert not (made.work_of(1) / "final").exists() and not [*made.work_of(1).glob(".tmp*")]
 
@@ -71,7 +71,7 @@ def test_ranks_apart_train_the_bytes_of_ranks_together_and_go_on_from_what_the_f
             join(made, first.name)
         run(made, apart=True)
         assert made.exit()["detail"]["resumed_from"] == first.name
-        assert verify(made.work_of(1) / "checkpoints" / first.name).num_nodes == 1, "the other node got it"
+        assert verify_checkpoint(made.work_of(1) / "checkpoints" / first.name).num_nodes == 1, "the other node got it"
         assert final(made) == final(together)
 
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_is_damaged_on_the_first_node_is_not_used_on_any(tmp_p
     with job(tmp_path, strategy="fsdp2", **PAIR, **FULL) as made:
         run(made, apart=True)
         whole = final(made)
-        newest = committed(made.work / "checkpoints")[-1]
+        newest = committed_checkpoints(made.work / "checkpoints")[-1]
         join(made, newest.name)
         (newest / "distributed" / "__1_0.distcp").write_bytes(b"torn")
         run(made, apart=True)
@@ -115,6 +115,6 @@ def test_a_stop_of_one_node_stops_both_after_the_same_step_and_each_says_so(stra
         assert told[0] is not None and told[1] is not None
         assert (told[0].outcome, told[1].outcome) == (Outcome.PREEMPTED, Outcome.PREEMPTED)
         assert told[0].step == told[1].step >= 3
-        newest = [committed(made.work_of(node) / "checkpoints")[-1:] for node in range(2)]
+        newest = [committed_checkpoints(made.work_of(node) / "checkpoints")[-1:] for node in range(2)]
         saved = [read_manifest(path).step for paths in newest for path in paths]
         assert saved == [told[0].step] * (2 if checkpoints.is_sharded(made.spec) else 1)

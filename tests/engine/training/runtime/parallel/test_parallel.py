@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from engine.training.checkpoints import committed, step_name
+from engine.training.checkpoints import committed_checkpoints, step_name
 from engine.training.data_order import DataOrder
 from engine.training.failures import ExitEvidence, Outcome
 from tests.engine.training.attempts import RUNTIME, SPEC, Job, job
@@ -194,7 +194,7 @@ def stop_after(made: Job, steps: int) -> int:
     assert process.wait(timeout=40) != 0
     evidence = ExitEvidence.read(made.work, made.attempts)
     assert evidence is not None and evidence.outcome is Outcome.PREEMPTED, made.log()
-    assert committed(made.work / "checkpoints")[-1].name == step_name(evidence.step)
+    assert committed_checkpoints(made.work / "checkpoints")[-1].name == step_name(evidence.step)
     return evidence.step
 
 
