@@ -39,8 +39,8 @@ from engine.training.failures import HEARTBEAT_LIMIT_S
 from engine.training.spec import EarlyStopping
 from resources.object_store import LocalObjectStore
 from resources.tracking.mlflow_tracker import MlflowTracker
-from tests.support.jobs.sealed_checkpoints import commit
 from tests.support.jobs.followed_jobs import Job, Scripted, plain_weights, until
+from tests.support.jobs.sealed_checkpoints import commit
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_training import Scenario
 from tests.support.processes.small_disk import small_disk

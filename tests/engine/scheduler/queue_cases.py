@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.scheduler import DEFAULT, Decision, Preempt, Reservation, Rules, Running, Snapshot, Start, Wait, Waiting, schedule
+from engine.scheduler import DEFAULT_RULES, Decision, Preempt, Reservation, Rules, Running, Snapshot, Start, Wait, Waiting, schedule
 from engine.scheduler.pools import Pool, equal_nodes
 
 NOW = 1_000_000.0
@@ -47,12 +47,12 @@ def running(
     )
 
 
-def decide(jobs: Sequence[Waiting], held: Sequence[Running], of: Pool, *, rules: Rules = DEFAULT) -> dict[str, Start | Wait]:
+def decide(jobs: Sequence[Waiting], held: Sequence[Running], of: Pool, *, rules: Rules = DEFAULT_RULES) -> dict[str, Start | Wait]:
     decisions = schedule(Snapshot(pools=[of], waiting=jobs, running=held), now=NOW, rules=rules)
     return {d.job_id: d for d in decisions if not isinstance(d, Preempt)}
 
 
-def stopped(jobs: Sequence[Waiting], held: Sequence[Running], of: Pool, *, rules: Rules = DEFAULT) -> list[tuple[str, str]]:
+def stopped(jobs: Sequence[Waiting], held: Sequence[Running], of: Pool, *, rules: Rules = DEFAULT_RULES) -> list[tuple[str, str]]:
     """Who gives way, for whom."""
     decisions = schedule(Snapshot(pools=[of], waiting=jobs, running=held), now=NOW, rules=rules)
     return [(d.job_id, d.for_job) for d in decisions if isinstance(d, Preempt)]
@@ -85,7 +85,7 @@ def play(
     jobs: Sequence[Job],
     pools: Sequence[Pool],
     *,
-    rules: Rules = DEFAULT,
+    rules: Rules = DEFAULT_RULES,
     release_s: float = 30.0,
     load_s: float = 120.0,
     drop_every: int = 0,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.scheduler.simulation import synthetic
 from control_plane.queue.simulation.cluster_simulation import Simulation
-from engine.scheduler import DEFAULT, Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting, schedule
+from engine.scheduler import DEFAULT_RULES, Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting, schedule
 from engine.scheduler.pools import Pool, equal_nodes
 from tests.engine.scheduler.queue_cases import HOUR, NOW, Job, play, pool
 
@@ -202,8 +202,8 @@ def test_no_search_preempts_a_job_past_its_share(jobs: list[Waiting], held: list
         if isinstance(d, Preempt):
             victim = by_id[d.job_id]
             left = victim.expected_end - NOW
-            assert left >= (1 - DEFAULT.protect_past) * victim.expected_s, f"{1 - left / victim.expected_s:.0%} of its time is over"
-            assert left >= DEFAULT.least_left_s and victim.tier != "premium" and not victim.stopping
+            assert left >= (1 - DEFAULT_RULES.protect_past) * victim.expected_s, f"{1 - left / victim.expected_s:.0%} of its time is over"
+            assert left >= DEFAULT_RULES.least_left_s and victim.tier != "premium" and not victim.stopping
 
 
 def test_a_pool_of_two_kinds_of_nodes_and_one_that_is_not_ready_holds_what_fits() -> None:

@@ -272,7 +272,8 @@ def test_a_sharded_micro_batch_is_short_enough_for_a_stop() -> None:
     )
     tried = Case(
         shape=WELL_KNOWN_SHAPES["llama-3.1-70b"], adapter="full", max_seq_len=4096, world_size=32, strategy="fsdp2",
-        attention="flash_attention_2", per_device_batch_size=widest.per_device_batch_size, gradient_checkpointing=widest.gradient_checkpointing,
+        attention="flash_attention_2", per_device_batch_size=widest.per_device_batch_size,
+        gradient_checkpointing=widest.gradient_checkpointing,
     )  # fmt: skip
     assert widest.strategy == "fsdp2" and micro_batch_s(tried, "h100-80gb", tokens=tried.tokens) <= MICRO_BATCH_S
     wider = replace(tried, per_device_batch_size=2 * tried.per_device_batch_size)

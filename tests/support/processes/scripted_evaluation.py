@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from core.durable_files import write_json
-from engine.evals.run import run_file
+from engine.evals.run import run_file, run_status
 from engine.evals.run.heartbeat import Milestones
 from engine.evals.run.run_file import EvalRun
 from engine.evals.suites import safety, task_files
@@ -44,7 +44,7 @@ def main(path: Path) -> int:
             break
         time.sleep(0.05)
     code = int((job_dir / GO).read_text() or 0)
-    if code == run_file.EXIT_BAD_INPUT:
+    if code == run_status.EVAL_EXIT_BAD_INPUT:
         error = {"code": "bad_run_file", "message": "refused", "param": None}
         write_json(out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": error})
     elif code == 0:
