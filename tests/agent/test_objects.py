@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from agent.api_client import ApiClient
-from agent.messages import PART_BYTES, Commit, Completion, Heartbeat, Restored, WriteGrant, WriteRequest
+from agent.messages import PART_BYTES, Commit, Completion, Heartbeat, Notice, Restored, WriteGrant, WriteRequest
 from agent.objects import Objects
 from agent.restore import restore
-from agent.uploads.checkpoint_uploads import commit, store_directory
+from agent.uploads.checkpoint_uploads import commit, commit_final, store_directory
 from control_plane.attempts import agents
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
@@ -29,7 +29,7 @@ from control_plane.tenants import service as tenants
 from core.durable_files import sha256_of
 from core.errors import IntegrityError, InvalidRequest, Unavailable
 from core.retries import RetryPolicy, with_retries
-from core.workload import StoredCheckpoint
+from core.workload import Kind, StoredCheckpoint, Workload
 from engine.training.checkpoints import CHECKPOINT_MANIFEST, TRAINER_STATE, CheckpointManifest, manifest_digest, verify_checkpoint
 from resources.object_store.s3 import S3ObjectStore
 from tests.support.jobs import sealed_checkpoints
@@ -125,6 +125,26 @@ def test_a_line_that_is_cut_is_gone_on_with_where_it_was(proxy: FaultyProxy, obj
     threading.Timer(0.5, lambda: setattr(proxy, "refuse", False)).start()
     with_retries(send, RetryPolicy(first_s=0.1, most_s=0.1, give_up_s=20.0))
     assert sent == set(PARTS)
+
+
+def test_a_finished_model_is_given_up_while_the_store_stays_away(
+    proxy: FaultyProxy, held: Claim, api: ApiClient, objects: Objects, checkpoint: Path
+) -> None:
+    told, tries = list[Notice](), list[float]()
+
+    def check() -> None:
+        tries.append(time.monotonic())
+        assert tries[-1] - tries[0] < 20, "each failure gave it more time"
+
+    workload = Workload(name="w", kind=Kind.TRAIN, tenant=held.tenant, job=held.job_id, final_prefix=attempts.final_prefix(held))
+    proxy.refuse = True
+    try:
+        with pytest.raises(Unavailable) as refused:
+            commit_final(workload, api, objects, checkpoint, step=10, tell=told.append, check=check, retries=SHORT)
+    finally:
+        proxy.refuse = False
+    assert refused.value.code == "object_store_unavailable"
+    assert len(tries) > 2 and len(told) == 1, "it was tried again, and told once"
 
 
 def test_bytes_that_change_on_the_way_are_refused_and_sent_again(

@@ -122,6 +122,16 @@ def test_the_start_of_a_workload_waits_for_no_export(platform: Platform, tenant:
     assert queue_of == {small.id: ("exports", f"exports:{tenant.id}"), large.id: ("export_starts", f"export_starts:{large.id}")}
 
 
+def test_an_export_whose_device_was_released_without_an_end_gets_a_task(platform: Platform, tenant: Tenant, adapter_id: str) -> None:
+    order = ordered(platform, tenant, adapter_id)
+    held = begin(platform, tenant, order)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.text(f"DELETE FROM {SCHEMA}.procrastinate_jobs"))  # the worker did them
+    assert exports.add_lost(platform) == 0, "its workload has the device"
+    cycle.release(platform, order.job_id, held.attempt)
+    assert exports.add_lost(platform) == 1
+
+
 def test_deleting_a_tenants_data_ends_its_running_exports(platform: Platform, tenant: Tenant, adapter_id: str) -> None:
     held = begin(platform, tenant, ordered(platform, tenant, adapter_id))
     assert is_wanted(platform, held)

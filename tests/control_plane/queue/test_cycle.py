@@ -32,7 +32,7 @@ from core.errors import Conflict, NotFound
 from engine import scheduler
 from engine.scheduler import Preempt
 from tests.faults.loop_world import POOLS, Planned, World, build
-from tests.support.jobs.claimed_job import report
+from tests.support.jobs.claimed_job import lose, report
 
 SHAPES = (("standard", 2, 0, 12), ("standard", 2, 0, 12), ("free", 1, 0, 12), ("free", 4, 0, 6), ("premium", 4, 0, 6))
 
@@ -280,6 +280,17 @@ def test_a_job_that_saves_after_its_last_step_overruns_once_it_takes_too_long(wo
         world.set_tick(tick)
         (mine,) = queue_reading.queue_snapshot(world.platform).running
         assert mine.expected_end == last_step + queue_reading.RELEASE_S, "it does not move with the clock"
+
+
+def test_steps_of_a_lost_attempt_bring_the_end_of_the_next_one_no_nearer(world: World) -> None:
+    (job,) = queued(world, 0)
+    cycle.run_cycle(world.platform)
+    lose(world.platform, running(world, job, step=8))
+    cycle.run_cycle(world.platform)
+    attempts.claim(world.platform, job.tenant, job.job_id)
+    assert row(world, job.job_id).step == 8, "as far as the job came, until the next attempt reports"
+    (mine,) = queue_reading.queue_snapshot(world.platform).running
+    assert mine.expected_end == world.now().timestamp() + float(row(world, job.job_id).expected_s)
 
 
 def test_a_job_that_was_paused_has_not_waited_yet_at_its_new_place(world: World) -> None:

@@ -110,7 +110,7 @@ def test_an_unknown_suite_is_refused_with_those_that_are_known() -> None:
 
 def test_a_list_of_suites_imports_neither_the_harness_nor_torch() -> None:
     code = (
-        "import sys; from engine.evals.suites import task_files; task_files.listing([], None);"
+        "import sys; from engine.evals.suites import task_files; task_files.list_suites([], None);"
         "print(sorted({'lm_eval', 'torch', 'datasets', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
