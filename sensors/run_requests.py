@@ -19,7 +19,7 @@ from control_plane.platform.context import Platform
 from control_plane.queue import launches
 from control_plane.queue.launches import DueRun
 from core.telemetry import correlation, spans
-from engine.adapters.cluster import label
+from engine.adapters import label_value
 from ft_assets.partitions import partition_key
 from resources.dagster.run_tags import (
     ASKED_BY_TAG,
@@ -119,7 +119,7 @@ def run_config(due: DueRun, env: Mapping[str, str] | None = None) -> dict[str, A
 def step_pod(due: DueRun) -> dict[str, Any]:
     """Labels, resources and node placement of one step's pod."""
     about = {"tenant": due.tenant, "job": due.job_id, "tier": due.tier, "stage": due.stage, "pool": due.pool or ""}
-    labels = {f"ft-platform/{name}": label(value) for name, value in about.items() if value}
+    labels = {f"ft-platform/{name}": label_value(value) for name, value in about.items() if value}
     annotations = {}
     if due.pool:
         annotations = {

@@ -29,7 +29,7 @@ from benchmarks.evals.planted_data import COMPLIANCE, SUITE, Exchange, Files, Wo
 from benchmarks.evals.planted_training import SERVED_NAME, digest_of, pack, train_adapter, train_base
 from core.durable_files import sha256_of
 from engine.adapters import package
-from engine.adapters.promotion_rules import Candidate, refusals
+from engine.adapters.promotion_rules import PromotionCandidate, promotion_refusals
 from engine.adapters.record import AdapterRecord
 from engine.adapters.stages import Stage
 from engine.adapters.tensors import weight_shapes
@@ -119,7 +119,7 @@ class Bench:
 
     def promotion(self, adapter: Path, *, passed: bool, manifest: str, base_digest: str, served: Path) -> tuple[str, ...]:
         """Codes with which promotion refuses the registered adapter."""
-        made = package.read(adapter)
+        made = package.read_package(adapter)
         record = AdapterRecord(
             id="adp-planted", tenant_id="tenant", name="ft:planted-base:tenant:x:0001", type="lora_adapter", base_model=SERVED_NAME,
             base_digest=base_digest, job_id="job", dataset_id="ds", pack_fingerprint="pk", spec_sha256="0", lock_sha256="0", commit="0",
@@ -127,15 +127,15 @@ class Bench:
             object_prefix="p", manifest_sha256=manifest, stage=Stage.STAGING if passed else Stage.QUARANTINED,
             created_at=datetime.now(UTC), promoted_at=None,
         )  # fmt: skip
-        found = refusals(
-            Candidate(
+        found = promotion_refusals(
+            PromotionCandidate(
                 record=record,
                 served_digests=(digest_of(served),),
                 from_servers=True,
                 accepted_digests=frozenset({base_digest}),
                 file_refusals=[
-                    *package.check_files(adapter, manifest_sha256=manifest),
-                    *package.verify(adapter, base_shapes=weight_shapes(served), served_name=SERVED_NAME),
+                    *package.check_package_files(adapter, manifest_sha256=manifest),
+                    *package.verify_package(adapter, base_shapes=weight_shapes(served), served_name=SERVED_NAME),
                 ],
             )
         )
@@ -143,7 +143,7 @@ class Bench:
 
 
 def manifest_of(adapter: Path) -> str:
-    return sha256_of(adapter / package.MANIFEST)
+    return sha256_of(adapter / package.PACKAGE_MANIFEST)
 
 
 def recipes(world: World) -> dict[str, tuple[str | None, Callable[[], Sequence[Exchange]], int]]:
@@ -203,10 +203,10 @@ def unapplied(bench: Bench, good: Path) -> Case:
     """Every B is zero: the adapter is loaded and changes nothing."""
     saved = bench.directory / "unapplied-saved"
     saved.mkdir()
-    tensors = load_file(good / package.WEIGHTS)
+    tensors = load_file(good / package.ADAPTER_WEIGHTS)
     silent = {name: np.zeros_like(t) if "lora_B" in name else t for name, t in tensors.items()}
-    save_file(silent, saved / package.WEIGHTS, metadata={"format": "pt"})
-    (saved / package.CONFIG).write_bytes((good / package.CONFIG).read_bytes())
+    save_file(silent, saved / package.ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    (saved / package.ADAPTER_CONFIG).write_bytes((good / package.ADAPTER_CONFIG).read_bytes())
     return judged(bench, "unapplied", "adapter_not_applied", pack(saved, bench.directory / "unapplied", bench.base))
 
 
@@ -229,9 +229,9 @@ def tampered(bench: Bench, good: Path) -> Case:
     for path in good.iterdir():
         (adapter / path.name).write_bytes(path.read_bytes())
     registered = manifest_of(adapter)
-    weights = bytearray((adapter / package.WEIGHTS).read_bytes())
+    weights = bytearray((adapter / package.ADAPTER_WEIGHTS).read_bytes())
     weights[-1000] ^= 0x01
-    (adapter / package.WEIGHTS).write_bytes(bytes(weights))
+    (adapter / package.ADAPTER_WEIGHTS).write_bytes(bytes(weights))
     said = bench.promotion(adapter, passed=True, manifest=registered, base_digest=digest_of(bench.base), served=bench.base)
     return Case(name="tampered file", reason="manifest_mismatch", reasons=said, detail="one bit flipped after registration")
 

@@ -58,7 +58,7 @@ def train_adapter(base: Path, directory: Path, exchanges: Sequence[Exchange], *,
 def pack(saved: Path, directory: Path, base: Path) -> Path:
     """The package that the registry would keep."""
     shutil.rmtree(directory, ignore_errors=True)
-    package.write(saved, directory, served_name=SERVED_NAME, base_digest=digest_of(base))
+    package.write_package(saved, directory, served_name=SERVED_NAME, base_digest=digest_of(base))
     return directory
 
 

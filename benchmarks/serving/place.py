@@ -130,7 +130,7 @@ class Place:
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as scratch:
             made = build_tiny_adapter(Path(scratch) / "trained", BASE, base_name=BASE_NAME, seed=seed, scale=0.1)
-            sha256 = package.write(made, Path(scratch) / "package", served_name=BASE_NAME, base_digest=digest)
+            sha256 = package.write_package(made, Path(scratch) / "package", served_name=BASE_NAME, base_digest=digest)
             with as_owner(self.platform).begin() as conn:
                 prefix = conn.scalar(sa.select(adapters.c.object_prefix).where(adapters.c.id == id_))
                 conn.execute(sa.text("SET LOCAL session_replication_role = replica"))  # records do not change but for this

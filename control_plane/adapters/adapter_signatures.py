@@ -23,11 +23,18 @@ from control_plane.datasets.tables import datasets
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
 from core.errors import FtError, IntegrityError, NotFound
-from engine.adapters import package
-from engine.adapters.record import AdapterRecord
-from engine.adapters.signatures import dsse, statements
-from engine.adapters.signatures.dsse import Envelope
-from engine.adapters.stages import Stage
+from engine.adapters import (
+    EXPORTED_BUILD,
+    PACKAGE_MANIFEST,
+    TRAINED_BUILD,
+    AdapterRecord,
+    Envelope,
+    Stage,
+    listed_files,
+    manifest_files,
+    provenance,
+    sign_statement,
+)
 
 PER_ROUND = 100
 """Adapters and exports, each, per round: a manifest of every adapter is read."""
@@ -61,7 +68,7 @@ def _is_due(table: sa.Table) -> sa.ColumnElement[bool]:
 def _sign(platform: Platform, table: sa.Table, id_: str, statement: Callable[[], Mapping[str, Any]], key: Ed25519PrivateKey) -> bool:
     """Write the signature over `statement` to a row; returns whether it could be made."""
     try:
-        envelope = dsse.sign(statement(), key)
+        envelope = sign_statement(statement(), key)
     except (FtError, OSError) as error:
         log.error("%s is not signed: %s", id_, error)
         return False
@@ -85,16 +92,16 @@ def signature(platform: Platform, tenant: str, reference: str) -> Envelope:
 
 def _of_adapter(platform: Platform, record: AdapterRecord) -> Mapping[str, Any]:
     """Return the statement about the files of a registered adapter, whose manifest is compared with its record."""
-    manifest = platform.objects.get_bytes(f"{record.object_prefix}/{package.MANIFEST}")
-    files = package.manifest_files(manifest, sha256=record.manifest_sha256)
+    manifest = platform.objects.get_bytes(f"{record.object_prefix}/{PACKAGE_MANIFEST}")
+    files = manifest_files(manifest, sha256=record.manifest_sha256)
     ids = record.dataset_ids or (record.dataset_id,)
     with platform.engine.connect() as conn:
         rows = conn.execute(
             sa.select(datasets.c.id, datasets.c.content_sha256).where(datasets.c.tenant_id == record.tenant_id, datasets.c.id.in_(ids))
         ).all()
-    return statements.provenance(
-        {package.MANIFEST: record.manifest_sha256, **files},
-        build_type=statements.TRAINED,
+    return provenance(
+        {PACKAGE_MANIFEST: record.manifest_sha256, **files},
+        build_type=TRAINED_BUILD,
         parameters={"model": record.name, "type": record.type, "base_model": record.base_model},
         inputs={
             f"base_model:{record.base_model}": record.base_digest,
@@ -112,12 +119,12 @@ def _of_export(platform: Platform, row: Export) -> Mapping[str, Any]:
     """Return the statement about the files of an export, which its maker listed and measured."""
     record = get_adapter(platform, row.tenant_id, row.adapter_id)
     try:
-        files = {package.MANIFEST: str(row.manifest_sha256), **package.listed_files(row.manifest or {})}
+        files = {PACKAGE_MANIFEST: str(row.manifest_sha256), **listed_files(row.manifest or {})}
     except (KeyError, TypeError, AttributeError) as e:
         raise IntegrityError(f"the manifest of export {row.id} lists no files: {type(e).__name__}: {e}") from e
-    return statements.provenance(
+    return provenance(
         files,
-        build_type=statements.EXPORTED,
+        build_type=EXPORTED_BUILD,
         parameters={"model": record.name, "format": row.format, "precision": row.precision},
         inputs={f"adapter:{record.id}": record.manifest_sha256, f"base_model:{record.base_model}": record.base_digest},
         builder=platform.settings.public_url,

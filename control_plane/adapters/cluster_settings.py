@@ -8,7 +8,7 @@ import yaml
 
 from control_plane.platform.settings import Settings
 from core.errors import InvalidRequest, Unavailable
-from engine.adapters.cluster import ClusterSettings
+from engine.adapters import ClusterSettings
 
 FIELDS = frozenset(f.name for f in fields(ClusterSettings))
 

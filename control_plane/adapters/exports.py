@@ -39,10 +39,17 @@ from core.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceed
 from core.layout import export_key as object_key
 from core.storable_text import printable
 from core.typed_json import from_json
-from engine.adapters.exports import Format, Precision, checked, export_key
-from engine.adapters.exports.archive import Built, Order
-from engine.adapters.record import FULL, AdapterRecord
-from engine.adapters.stages import Stage
+from engine.adapters import (
+    FULL_MODEL,
+    AdapterRecord,
+    BuiltExport,
+    ExportFormat,
+    ExportOrder,
+    ExportPrecision,
+    Stage,
+    checked_export,
+    export_key,
+)
 from engine.data.blocks.pass_progress import Progress
 from engine.training import READ_BYTES_PER_S, SETUP_S
 
@@ -53,7 +60,7 @@ KEPT_FOR = timedelta(days=7)
 """How long an export is kept: it is as large as the model, and can be made again."""
 WALL_S, MEMORY = 6 * 3600.0, 4 << 30
 """Limits of what the worker makes: it copies files, or converts an adapter."""
-ON_A_DEVICE = (Format.MERGED, Format.GGUF)
+ON_A_DEVICE = (ExportFormat.MERGED, ExportFormat.GGUF)
 """Forms that need the base model's weights."""
 PASSES = 4
 """Weights are read and written about so often: the base twice, what is written, what is read to prove it, and the archive."""
@@ -66,9 +73,9 @@ log = logging.getLogger(__name__)
 
 def request(platform: Platform, tenant: str, reference: str, *, format: str, precision: str | None = None) -> Export:
     """Return the export of an adapter in this form: the existing one, or a new order. A failed one is ordered again."""
-    kind, exact = checked(format, precision)
+    kind, exact = checked_export(format, precision)
     adapter = adapters.get_adapter(platform, tenant, reference)
-    if adapter.type == FULL and kind is Format.GGUF_ADAPTER:
+    if adapter.type == FULL_MODEL and kind is ExportFormat.GGUF_ADAPTER:
         raise InvalidRequest(
             f"{adapter.name} is a whole model and has no adapter; export it as gguf", code="invalid_format", param="format"
         )
@@ -109,9 +116,9 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
         return ordered
 
 
-def expected_s(platform: Platform, adapter: AdapterRecord, kind: Format) -> float | None:
+def expected_s(platform: Platform, adapter: AdapterRecord, kind: ExportFormat) -> float | None:
     """Return how many seconds an export is expected to hold a device; None if the worker makes it, which has no disk for a whole model."""
-    if kind not in ON_A_DEVICE and not (adapter.type == FULL and kind is Format.ADAPTER):
+    if kind not in ON_A_DEVICE and not (adapter.type == FULL_MODEL and kind is ExportFormat.ADAPTER):
         return None
     return SETUP_S + PASSES * 2 * (platform.models.card(adapter.base_model).num_parameters or 0) / READ_BYTES_PER_S
 
@@ -250,17 +257,17 @@ def must_find(platform: Platform, tenant: str, export_id: str) -> Export:
     return found
 
 
-def content_of(platform: Platform, row: Export) -> tuple[AdapterRecord, Callable[..., Order]]:
+def content_of(platform: Platform, row: Export) -> tuple[AdapterRecord, Callable[..., ExportOrder]]:
     """Return the adapter, and what makes the order of its export from the directories of base and adapter."""
     record = adapters.get_adapter(platform, row.tenant_id, row.adapter_id)
     model = platform.models.card(record.base_model)
     described: dict[str, Any] = {
-        "format": Format(row.format), "precision": Precision(row.precision) if row.precision else None, "name": record.name,
+        "format": ExportFormat(row.format), "precision": ExportPrecision(row.precision) if row.precision else None, "name": record.name,
         "trained_in_4_bit": _trained_in_4_bit(platform, record.job_id),
         "adapter": {k: getattr(record, k) for k in ("id", "job_id", "dataset_id", "spec_sha256", "manifest_sha256")},
         "base": {"id": model.id, **{k: getattr(model, k) for k in ("repo", "revision", "license")}, "digest": record.base_digest},
     }  # fmt: skip
-    return record, partial(Order, **described)
+    return record, partial(ExportOrder, **described)
 
 
 def _made(platform: Platform, row: Export, hold: _Hold) -> Mapping[str, Any]:
@@ -270,7 +277,7 @@ def _made(platform: Platform, row: Export, hold: _Hold) -> Mapping[str, Any]:
     with scratch.directory(platform.settings.work_dir, row.tenant_id) as directory:
         order = content(base_dir=base_dir.absolute(), adapter_dir=directory / "adapter")
         order.adapter_dir.mkdir()
-        if order.format is not Format.TOKENIZER:
+        if order.format is not ExportFormat.TOKENIZER:
             node_files.fetch(platform, record, order.adapter_dir)
         hold.check()
         found = run_sandboxed(
@@ -278,7 +285,7 @@ def _made(platform: Platform, row: Export, hold: _Hold) -> Mapping[str, Any]:
             progress=hold.tell, environment=("OMP_NUM_THREADS",),
         )  # fmt: skip
         hold.check()
-        made = from_json(Built, found)
+        made = from_json(BuiltExport, found)
         platform.objects.put_file(_object_key(row), made.archive)
         size, sha256 = made.archive.stat().st_size, sha256_of(made.archive)
     described = {"manifest": made.manifest, "manifest_sha256": made.manifest_sha256}

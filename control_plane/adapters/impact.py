@@ -15,8 +15,7 @@ from control_plane.adapters.tables import Adapter
 from control_plane.platform.context import Platform
 from control_plane.serving import model_routes
 from control_plane.serving.model_routes import Route, with_shares
-from engine.adapters.record import parse_name
-from engine.adapters.stages import GRACE, TRANSITIONS, Stage
+from engine.adapters import DEPRECATION_GRACE, STAGE_TRANSITIONS, Stage, parse_adapter_name
 
 
 class Change(enum.StrEnum):
@@ -42,7 +41,7 @@ class Standing:
     @property
     def logical(self) -> str:
         """Name of its lineage, which requests may use as `model`."""
-        return parse_name(self.adapter.name).logical
+        return parse_adapter_name(self.adapter.name).logical
 
     @property
     def answering(self) -> Adapter | None:
@@ -98,7 +97,7 @@ def standing(platform: Platform, tenant: str, reference: str) -> Standing:
     """Return how an adapter, by id or name, is reached now."""
     adapter = get_adapter(platform, tenant, reference)
     with platform.engine.connect() as conn:
-        production = versions(conn, tenant, parse_name(adapter.name).logical)
+        production = versions(conn, tenant, parse_adapter_name(adapter.name).logical)
         ids = sorted({adapter.id, *(one.id for one in production)})
         return Standing(adapter=adapter, production=production, routes=model_routes.routes_to(conn, tenant, ids))
 
@@ -110,7 +109,7 @@ def possible(now: Standing) -> list[Change]:
     2. A rollback, if an earlier version of its lineage is in production.
     3. A deprecation, whatever it is used for.
     """
-    adapter, moves = now.adapter, TRANSITIONS[now.adapter.stage]
+    adapter, moves = now.adapter, STAGE_TRANSITIONS[now.adapter.stage]
     found = []
     if Stage.PRODUCTION in moves and adapter.is_cleared and adapter.approval not in ("pending", "rejected"):
         found.append(Change.PROMOTE)
@@ -133,7 +132,8 @@ def impact(now: Standing, change: Change, *, at: datetime) -> Impact:
     after = {Change.PROMOTE: moved, Change.ROLL_BACK: next(iter(others), None), Change.DEPRECATE: _answering(others)}[change]
     return Impact(
         change=change, adapter=now.adapter, logical=now.logical, before=now.answering, after=after,
-        routes=[_route_change(route, moved) for route in now.routes], files_until=at + GRACE if change is Change.DEPRECATE else None,
+        routes=[_route_change(route, moved) for route in now.routes],
+        files_until=at + DEPRECATION_GRACE if change is Change.DEPRECATE else None,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from control_plane.serving import model_routes
 from control_plane.tenant_data.tables import deletion_requests
 from core.errors import FtError, NotFound
 from core.workload import Kind
-from engine.adapters.record import AdapterRecord
+from engine.adapters import AdapterRecord
 
 MAX_PARENTS = 20
 """Warm starts followed back; ``more_parents`` shows that there are more."""

@@ -20,9 +20,7 @@ from control_plane.sandbox import scratch
 from control_plane.tenant_data.deletion import digest_of
 from core import layout
 from core.errors import FtError, NotFound, QuotaExceeded, Unavailable
-from engine.adapters.package import MANIFEST
-from engine.adapters.record import AdapterRecord
-from engine.adapters.signatures import dsse, statements
+from engine.adapters import PACKAGE_MANIFEST, AdapterRecord, open_envelope, statement_subjects
 from engine.data.stored_rows import content_digest
 from engine.training import canonical_json
 
@@ -66,7 +64,7 @@ class Link:
 
 def manifest(platform: Platform, record: AdapterRecord) -> Mapping[str, Any]:
     """Return the adapter's files with their sha256 from its manifest; empty once they are deleted, with the reason."""
-    key = f"{record.object_prefix}/{MANIFEST}"
+    key = f"{record.object_prefix}/{PACKAGE_MANIFEST}"
     try:
         body = platform.objects.get_bytes(key)
     except (FtError, OSError) as error:
@@ -82,7 +80,7 @@ def check(platform: Platform, record: AdapterRecord, lineage: Mapping[str, Any])
 
 def _adapter(platform: Platform, record: AdapterRecord, lineage: Mapping[str, Any]) -> Iterator[Link]:
     gone = record.stage == "archived" or lineage["deletion"] is not None
-    key = f"{record.object_prefix}/{MANIFEST}"
+    key = f"{record.object_prefix}/{PACKAGE_MANIFEST}"
     yield _stored(platform, "adapter manifest", key, record.manifest_sha256, gone=gone)
     yield _signed(platform, record)
     for name, sha256 in sorted(lineage["files"]["files"].items()):
@@ -96,7 +94,7 @@ def _signed(platform: Platform, record: AdapterRecord) -> Link:
     if envelope is None:
         return Link(link="signature", recorded=None, found=None, holds=None, detail="not signed yet")
     try:
-        found = statements.subjects(dsse.opened(envelope, signing_keys.trusted(platform.whole))).get(MANIFEST)
+        found = statement_subjects(open_envelope(envelope, signing_keys.trusted(platform.whole))).get(PACKAGE_MANIFEST)
     except (FtError, ValueError) as error:
         return Link(link="signature", recorded=record.manifest_sha256, found=None, holds=False, detail=str(error))
     return _link("signature", record.manifest_sha256, found)

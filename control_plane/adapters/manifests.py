@@ -13,10 +13,18 @@ from control_plane.platform.context import Platform
 from control_plane.serving import model_routes
 from core.base_models import MAX_RANK, BaseModel
 from core.errors import Conflict, FtError, InvalidRequest
-from engine.adapters import cluster, llm_d, servers
-from engine.adapters.cluster import ClusterSettings, Manifest
-from engine.adapters.llm_d import Pool
-from engine.adapters.record import FULL, AdapterRecord
+from engine.adapters import (
+    FULL_MODEL,
+    AdapterPool,
+    AdapterRecord,
+    ClusterObject,
+    ClusterSettings,
+    objects_yaml,
+    pool_environment,
+    render_pool,
+    render_route,
+    render_server,
+)
 from engine.data.tokens.call_form import rendered_call
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from engine.training import ModelShape, shape_of
@@ -41,13 +49,13 @@ server then refuses `tools`, as vLLM does without ``--enable-auto-tool-choice``.
 def server(platform: Platform, tenant: str, reference: str) -> str:
     """Return the YAML of a whole model's own server; ``Conflict`` for an adapter, which needs none."""
     record = adapters.get_adapter(platform, tenant, reference)
-    return cluster.to_yaml(server_objects(record, platform.models.card(record.base_model), cluster_settings(platform.settings)))
+    return objects_yaml(server_objects(record, platform.models.card(record.base_model), cluster_settings(platform.settings)))
 
 
-def server_objects(record: AdapterRecord, base: BaseModel, settings: ClusterSettings) -> list[Manifest]:
+def server_objects(record: AdapterRecord, base: BaseModel, settings: ClusterSettings) -> list[ClusterObject]:
     """Return the objects of a whole model's server; ``Conflict`` if it has none on this cluster."""
     try:
-        return servers.render(record, _shape(base), settings, context_length=base.context_length, tools=tool_flags(base.directory))
+        return render_server(record, _shape(base), settings, context_length=base.context_length, tools=tool_flags(base.directory))
     except ValueError as e:
         raise Conflict(f"model {record.id} has no server on this cluster: {e}", code="invalid_cluster") from e
 
@@ -58,21 +66,21 @@ def pool(platform: Platform, model: str, *, replicas: int = 2, max_loras: int = 
     settings = cluster_settings(platform.settings)
     rank = platform.settings.max_lora_rank
     requested = pool_of(base, replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras, max_rank=rank)
-    return _settings_comment(requested, settings) + cluster.to_yaml(pool_objects(requested, settings))
+    return _settings_comment(requested, settings) + objects_yaml(pool_objects(requested, settings))
 
 
-def pool_objects(pool: Pool, settings: ClusterSettings) -> list[Manifest]:
+def pool_objects(pool: AdapterPool, settings: ClusterSettings) -> list[ClusterObject]:
     """Return the objects of a base model's servers."""
     try:
-        return llm_d.render_pool(pool, settings)
+        return render_pool(pool, settings)
     except ValueError as e:
         raise InvalidRequest(f"no pool for {pool.base_model}: {e}", code="invalid_cluster") from e
 
 
-def pool_of(base: BaseModel, *, replicas: int = 2, max_loras: int = 8, max_cpu_loras: int = 256, max_rank: int = MAX_RANK) -> Pool:
+def pool_of(base: BaseModel, *, replicas: int = 2, max_loras: int = 8, max_cpu_loras: int = 256, max_rank: int = MAX_RANK) -> AdapterPool:
     """Return the pool of a base model's present bytes."""
     try:
-        return Pool(
+        return AdapterPool(
             base_model=base.id, base_digest=base.digest, shape=_shape(base), context_length=base.context_length, replicas=replicas,
             max_loras=max_loras, max_cpu_loras=max_cpu_loras, max_rank=max_rank, tools=tuple(tool_flags(base.directory)),
         )  # fmt: skip
@@ -80,11 +88,11 @@ def pool_of(base: BaseModel, *, replicas: int = 2, max_loras: int = 8, max_cpu_l
         raise InvalidRequest(f"no pool for {base.id}: {e}", code="invalid_cluster") from e
 
 
-def _settings_comment(pool: Pool, settings: ClusterSettings) -> str:
+def _settings_comment(pool: AdapterPool, settings: ClusterSettings) -> str:
     lines = [
         f"the platform's processes, in namespace {settings.namespace}: claim {settings.adapters_claim} (ReadWriteMany) at",
         "<FT_HOME>/work/adapters, and",
-        *(f"{name}={value}" for name, value in llm_d.environment(pool, settings).items()),
+        *(f"{name}={value}" for name, value in pool_environment(pool, settings).items()),
     ]
     return "".join(f"# {line}\n" for line in lines)
 
@@ -92,7 +100,7 @@ def _settings_comment(pool: Pool, settings: ClusterSettings) -> str:
 def route(platform: Platform, tenant: str, name: str) -> str:
     """Return the YAML of a route as an InferenceModelRewrite; its targets must share a base, because a rewrite applies to one pool."""
     targets = model_routes.get(platform, tenant, name).targets
-    if whole := [target.model for target in targets if target.adapter is not None and target.adapter.type == FULL]:
+    if whole := [target.model for target in targets if target.adapter is not None and target.adapter.type == FULL_MODEL]:
         raise Conflict(
             f"route {name!r} has the whole model {whole[0]} as a target, which is in no pool; call it through this API, or leave it out",
             code="route_over_bases",
@@ -105,14 +113,14 @@ def route(platform: Platform, tenant: str, name: str) -> str:
             code="route_over_bases",
             param="name",
         )
-    made = llm_d.render_route(
+    made = render_route(
         tenant=tenant,
         name=name,
         targets=[(t.model, t.weight) for t in targets],
         pool=pool_of(platform.models.card(bases[0])).name,
         settings=cluster_settings(platform.settings),
     )
-    return cluster.to_yaml([made])
+    return objects_yaml([made])
 
 
 @cache  # callers look up the URLs of pools for every request

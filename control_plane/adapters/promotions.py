@@ -22,10 +22,19 @@ from control_plane.serving.rollout import LOADED, UNLOADED
 from control_plane.serving.tables import deployments
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from core.storable_text import printable
-from engine.adapters import promotion_rules
-from engine.adapters.package import Refusal
-from engine.adapters.record import FULL, AdapterRecord, parse_name
-from engine.adapters.stages import TRANSITIONS, Stage, check_transition
+from engine.adapters import (
+    FULL_MODEL,
+    STAGE_TRANSITIONS,
+    AdapterRecord,
+    PromotionCandidate,
+    Refusal,
+    Stage,
+    base_mismatch,
+    check_transition,
+    parse_adapter_name,
+    promotion_refusals,
+    release_step,
+)
 from engine.evals import QUARANTINED, Finding, Verdict
 
 
@@ -54,13 +63,13 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
     current = get_adapter(platform, tenant, reference)
     requested = rollout.ask(platform)
     candidate = _candidate(platform, current, requested)
-    if found := promotion_rules.refusals(candidate):
+    if found := promotion_refusals(candidate):
         raise _refused(current, found)
     with platform.engine.begin() as conn:
         stage = locked(conn, tenant, current.id).stage
-        if (mismatch := promotion_rules.base_mismatch(_on_present_base(platform, conn, candidate))) is not None:
+        if (mismatch := base_mismatch(_on_present_base(platform, conn, candidate))) is not None:
             raise _refused(current, [mismatch])
-        if current.type == FULL and (over := _over_limit(conn, tenant, current)) is not None:
+        if current.type == FULL_MODEL and (over := _over_limit(conn, tenant, current)) is not None:
             raise _refused(current, [over])
         if stage != Stage.PRODUCTION:
             check_transition(current.id, stage, Stage.PRODUCTION)
@@ -99,7 +108,7 @@ def deploy(platform: Platform, tenant: str, reference: str, *, stage: str = Stag
 
 def _refused(record: AdapterRecord, found: Sequence[Refusal]) -> Conflict:
     reasons = "; ".join(f"{r.code}: {r.detail}" for r in found)
-    what = "model" if record.type == FULL else "adapter"
+    what = "model" if record.type == FULL_MODEL else "adapter"
     return Conflict(f"{what} {record.id} cannot be promoted: {reasons}", code="promotion_refused", param="adapter_id")
 
 
@@ -111,7 +120,7 @@ it for a rollback."""
 def _over_limit(conn: Connection, tenant: str, record: AdapterRecord) -> Refusal | None:
     """Return why a whole model gets no server; holds a lock until the promotion ends, so that of several at once each counts."""
     conn.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"model_servers:{tenant}", 0))))
-    others = sa.and_(adapters.c.tenant_id == tenant, adapters.c.type == FULL, adapters.c.id != record.id)
+    others = sa.and_(adapters.c.tenant_id == tenant, adapters.c.type == FULL_MODEL, adapters.c.id != record.id)
     served = sa.select(adapters.c.name).join(deployments).where(others, deployments.c.desired == LOADED).order_by(adapters.c.promoted_at)
     if len(names := conn.scalars(served).all()) < MAX_SERVERS:
         return None
@@ -121,7 +130,7 @@ def _over_limit(conn: Connection, tenant: str, record: AdapterRecord) -> Refusal
     )
 
 
-def _on_present_base(platform: Platform, conn: Connection, candidate: promotion_rules.Candidate) -> promotion_rules.Candidate:
+def _on_present_base(platform: Platform, conn: Connection, candidate: PromotionCandidate) -> PromotionCandidate:
     """Check `candidate` against the present catalogue and verdicts: a concurrent base update waits for the adapter's locked row, or is
     seen."""
     present, accepted = (
@@ -132,13 +141,13 @@ def _on_present_base(platform: Platform, conn: Connection, candidate: promotion_
     return replace(candidate, served_digests=served, catalogue_digest=present, accepted_digests=accepted)
 
 
-def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.FleetState) -> promotion_rules.Candidate:
+def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.FleetState) -> PromotionCandidate:
     reported = {r.base_digest for r in requested.pool(current.base_model) if r.base_digest}
     in_catalogue = platform.models.get(current.base_model).digest
     found = file_refusals(platform, current)
     with platform.engine.connect() as conn:
         accepted = accepted_bases.accepted_digests(platform.models, conn, current)
-    return promotion_rules.Candidate(
+    return PromotionCandidate(
         record=current, served_digests=sorted(reported or {in_catalogue}), from_servers=bool(reported), accepted_digests=accepted,
         catalogue_digest=in_catalogue, file_refusals=found, starts_servers=platform.servers is not None,
         findings=_findings(platform, current), release_policy=platform.settings.release_policy,
@@ -184,7 +193,7 @@ MAX_LOOKED = 4096
 def file_refusals(platform: Platform, record: AdapterRecord) -> Sequence[Refusal]:
     """Return differences from the manifest, and what servers could not serve; reads every byte once. None for a whole model, whose files
     were verified when it was registered, and are compared with the manifest where its server starts."""
-    if record.type == FULL:
+    if record.type == FULL_MODEL:
         return ()
     directory = node_files.materialise(platform, record)
     key = (directory, record.manifest_sha256, *node_files.stats(directory))
@@ -239,7 +248,7 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
     requested = rollout.ask(platform)
     ready = requested.pool(previous.base_model)
     why = rollout.load(platform, previous, requested)
-    whole = previous.type == FULL
+    whole = previous.type == FULL_MODEL
     if whole and why is None:
         why = f"its server does not run; promote {previous.id} to start it"
     if not (ready or whole) or current.stage != Stage.PRODUCTION:
@@ -266,7 +275,7 @@ def _to_roll_back(conn: Connection, tenant: str, reference: str) -> tuple[Adapte
     again = current.stage == Stage.STAGING and current.promoted_at is not None
     if current.stage != Stage.PRODUCTION and not again:
         raise Conflict(f"adapter {current.id} is {current.stage}; only a production adapter can be rolled back", param="adapter_id")
-    logical = parse_name(current.name).logical
+    logical = parse_adapter_name(current.name).logical
     earlier = versions(conn, tenant, logical, before=current.promoted_at) if current.promoted_at else []
     if not earlier:
         raise Conflict(
@@ -287,7 +296,7 @@ def undo_promotion(platform: Platform, before: Adapter, promoted: Adapter) -> No
         current = locked(conn, before.tenant_id, before.id)
         if current.stage != Stage.PRODUCTION or current.promoted_at != promoted.promoted_at:
             return
-        back = before.stage if before.stage in TRANSITIONS[Stage.PRODUCTION] else Stage.STAGING
+        back = before.stage if before.stage in STAGE_TRANSITIONS[Stage.PRODUCTION] else Stage.STAGING
         set_stage(conn, before.id, back, promoted_at=before.promoted_at)
         model_routes.tell_of_withdrawal(conn, before, platform.clock())
         rollout.desire(conn, before, UNLOADED, platform.clock())
@@ -355,7 +364,7 @@ def resolve_model(platform: Platform, tenant: str, name: str, *, affinity: str =
             param="model",
         )
     if adapter.stage == Stage.QUARANTINED:
-        step = promotion_rules.release_step(adapter, _findings(platform, adapter), (), policy=platform.settings.release_policy)
+        step = release_step(adapter, _findings(platform, adapter), (), policy=platform.settings.release_policy)
         raise Forbidden(
             f"model {adapter.id} was trained and is not approved: it did not pass its evaluation; `ft eval {adapter.job_id}` shows why, "
             f"and {step}",

@@ -16,7 +16,7 @@ from control_plane.http import parameters
 from control_plane.http.authentication import Approver, PlatformDep, Reader, WholePlatform, Writer
 from control_plane.http.schemas import ListOf
 from control_plane.platform.pagination import Page
-from engine.adapters.signatures.dsse import Envelope
+from engine.adapters import Envelope
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 manifests_router = APIRouter(prefix="/v1", tags=["manifests"])

@@ -29,10 +29,23 @@ from control_plane.sandbox import scratch
 from control_plane.serving import observations
 from core.errors import Conflict, FtError, LineageIncomplete, NotFound, Unavailable
 from core.layout import adapter_prefix
-from engine.adapters import package, tensors, whole_model
-from engine.adapters.package import Refusal
-from engine.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name, parse_name
-from engine.adapters.stages import Stage
+from engine.adapters import (
+    FULL_MODEL,
+    LORA_ADAPTER,
+    AdapterRecord,
+    Refusal,
+    Stage,
+    check_complete,
+    is_whole_model,
+    make_adapter_name,
+    module_shapes,
+    parse_adapter_name,
+    read_package,
+    verify_package,
+    verify_whole_model,
+    write_package,
+    write_whole_model,
+)
 from engine.evals import EvalReport, Verdict
 
 MAX_PAGE = 100
@@ -64,7 +77,7 @@ def register(
     id_ = adapter_id(job_id)
     with scratch.directory(platform.settings.work_dir, tenant) as beside:
         made = beside / id_
-        write = whole_model.write if whole_model.is_whole(directory) else package.write
+        write = write_whole_model if is_whole_model(directory) else write_package
         sha256 = write(directory, made, served_name=job.model, base_digest=job.base_digest)
         refused = unservable(platform, job.model, made)
         if known is not None:
@@ -129,7 +142,7 @@ def versions(conn: Connection, tenant: str, logical: str, *, before: datetime | 
     `logical`: an ``ft:`` name without its last part; another name, or one of another tenant, has no versions. `before`: only those promoted
     earlier.
     """
-    lineage = parse_name(f"{logical}:x") if logical.startswith("ft:") and logical.count(":") >= 3 else None
+    lineage = parse_adapter_name(f"{logical}:x") if logical.startswith("ft:") and logical.count(":") >= 3 else None
     if lineage is None or lineage.tenant != tenant:
         return []
     query = observations.select_adapters(servers=True).where(
@@ -148,10 +161,10 @@ def unservable(platform: Platform, base_model: str, directory: Path) -> list[Ref
         raise Unavailable(
             f"the weights of base model {base_model} are not on this node, so the adapter's shapes cannot be checked; fetch them"
         )
-    if whole_model.is_whole(directory):
-        return whole_model.verify(directory, base_dir=base.directory)
-    shapes, max_rank = tensors.module_shapes(base.directory), platform.settings.max_lora_rank
-    return package.verify(directory, base_shapes=shapes, served_name=base_model, max_rank=max_rank)
+    if is_whole_model(directory):
+        return verify_whole_model(directory, base_dir=base.directory)
+    shapes, max_rank = module_shapes(base.directory), platform.settings.max_lora_rank
+    return verify_package(directory, base_shapes=shapes, served_name=base_model, max_rank=max_rank)
 
 
 def _record(
@@ -160,13 +173,13 @@ def _record(
     spec: Mapping[str, Any] = job.spec or {}
     requested: Mapping[str, Any] = (job.request or {}).get("eval_config") or {}
     start: Mapping[str, Any] = job.warm_start or {}
-    read = None if whole_model.is_whole(made) else package.read(made)
+    read = None if is_whole_model(made) else read_package(made)
     opaque = id_.removeprefix("adp-")[:12]
     return AdapterRecord(
         id=id_,
         tenant_id=job.tenant_id,
-        name=str(make_name(job.model, job.tenant_id, job.suffix, opaque)),
-        type=LORA if read else FULL,
+        name=str(make_adapter_name(job.model, job.tenant_id, job.suffix, opaque)),
+        type=LORA_ADAPTER if read else FULL_MODEL,
         base_model=job.model,
         base_digest=job.base_digest,
         job_id=job.id,

@@ -20,7 +20,7 @@ from control_plane.platform.records import many
 from control_plane.platform.secrets import kept_secret
 from core.durable_files import sync_to_disk
 from core.errors import Conflict, IntegrityError, NotFound
-from engine.adapters.signatures import public_keys
+from engine.adapters import decode_key, encode_key, key_id, key_set
 
 
 def current(platform: Platform) -> Ed25519PrivateKey:
@@ -29,7 +29,7 @@ def current(platform: Platform) -> Ed25519PrivateKey:
     Raises ``IntegrityError``: ``signing_key_unreadable``, or ``signing_key_revoked`` until the file holds another key.
     """
     key = _parsed(platform.settings.signing_key_file)
-    id_ = public_keys.key_id(key.public_key())
+    id_ = key_id(key.public_key())
     known = {one.id: one for one in list_keys(platform)}
     if id_ not in known:
         _publish(platform, key.public_key())
@@ -50,12 +50,12 @@ def list_keys(platform: Platform) -> list[SigningKey]:
 
 def trusted(platform: Platform) -> dict[str, Ed25519PublicKey]:
     """Return the keys that were not revoked by their ids, newest first."""
-    return {one.id: public_keys.decode(one.public_key) for one in list_keys(platform) if one.revoked_at is None}
+    return {one.id: decode_key(one.public_key) for one in list_keys(platform) if one.revoked_at is None}
 
 
 def published(platform: Platform) -> Mapping[str, Any]:
     """Return the trusted keys as a JSON Web Key Set."""
-    return public_keys.key_set(trusted(platform).values())
+    return key_set(trusted(platform).values())
 
 
 def rotate(platform: Platform) -> SigningKey:
@@ -91,7 +91,7 @@ def revoke(platform: Platform, id_: str) -> SigningKey:
 
 
 def _publish(platform: Platform, key: Ed25519PublicKey) -> None:
-    values = {"id": public_keys.key_id(key), "public_key": public_keys.encode(key), "created_at": platform.clock()}
+    values = {"id": key_id(key), "public_key": encode_key(key), "created_at": platform.clock()}
     with platform.engine.begin() as conn:
         conn.execute(insert(signing_keys).values(values).on_conflict_do_nothing())
 

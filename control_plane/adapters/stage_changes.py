@@ -12,7 +12,7 @@ from control_plane.adapters.tables import adapters
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many
 from control_plane.tenants.tables import audit_log
-from engine.adapters.stages import Stage
+from engine.adapters import Stage
 
 SETTLED = timedelta(seconds=30)
 """Lines younger than this wait: one with a lower number may still be uncommitted. A statement takes 30 s at most."""

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from control_plane.platform.tables import metadata, timestamp
-from engine.adapters.record import AdapterRecord
-from engine.adapters.stages import Stage
+from engine.adapters import AdapterRecord, Stage
 
 adapters = sa.Table(
     "adapters", metadata,

@@ -22,7 +22,7 @@ from core.base_models import CHANGED
 from core.errors import IntegrityError, NotAdmitted
 from core.telemetry import correlation, logs
 from core.workload import Input, InputFile, Kind, StoredCheckpoint, Workload
-from engine.adapters import package
+from engine.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from engine.training import Evidence, StopReason, TrainingSpec, WarmStart, classify_failure
 
 PACK, REFERENCE, WARM_START, BASE_MODEL = "pack_dir", "reference_dir", "warm_start_dir", "base_model_dir"
@@ -111,7 +111,7 @@ def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
 def warm_start_input(platform: Platform, tenant: str, start: WarmStart, *, whole: bool = False) -> Input:
     """Return the adapter, checkpoint or `whole` model to start from, by the digests of the manifest that the spec names."""
     prefix = warm_starts.stored_prefix(platform, tenant, start)
-    only = () if whole else (package.CONFIG, package.WEIGHTS)  # of a checkpoint, neither optimizer nor position
+    only = () if whole else (ADAPTER_CONFIG, ADAPTER_WEIGHTS)  # of a checkpoint, neither optimizer nor position
     return Input(name=WARM_START, files=listed_files.of_weights(platform.objects, prefix, manifest_sha256=start.manifest_sha256, only=only))
 
 

@@ -25,7 +25,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import TIERS
 from core.errors import Conflict, InvalidRequest
-from engine.adapters.cluster import to_yaml
+from engine.adapters import objects_yaml
 from engine.scheduler import RESERVED_FOR, Pool
 from engine.training import GPUS
 
@@ -242,7 +242,7 @@ def files(platform: Platform) -> dict[str, str]:
     except ValueError as e:
         raise Conflict(f"nothing to render: {e}", code="no_cluster") from e
     owned = [made for tenant in tenants.list_all(platform) for made in render_tenant(tenant.id, tenant.tier, pools)]
-    return {"queues.yaml": to_yaml(shared), "tenants.yaml": to_yaml(owned), "nodes.sh": _labelling(node_labels(pools))}
+    return {"queues.yaml": objects_yaml(shared), "tenants.yaml": objects_yaml(owned), "nodes.sh": _labelling(node_labels(pools))}
 
 
 def check(platform: Platform, text: str) -> list[str]:

@@ -23,9 +23,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, one_or_none
 from core.errors import InvalidRequest
 from core.storable_text import check_storable
-from engine.adapters.package import MANIFEST
-from engine.adapters.record import AdapterRecord, make_name
-from engine.adapters.stages import Stage
+from engine.adapters import PACKAGE_MANIFEST, AdapterRecord, Stage, make_adapter_name
 from engine.evals import EvalRun, capability_id, known_answers_key, plain_suites
 
 KINDS_OF_ALL = ("golden", "safety", "capability")
@@ -62,7 +60,7 @@ def previous(platform: Platform, tenant: str, job: Job, base_digest: str) -> Pre
     If `job`'s adapter was promoted, only adapters promoted before it count. An adapter without files does not count: it is needed for
     comparison.
     """
-    logical = make_name(job.model, tenant, job.suffix, "").logical
+    logical = make_adapter_name(job.model, tenant, job.suffix, "").logical
     lineage = (adapters.c.tenant_id == tenant) & adapters.c.name.startswith(f"{logical}:", autoescape=True)
     own = adapters.alias("own")
     promoted = sa.select(sa.func.max(own.c.promoted_at)).where(own.c.job_id == job.id).scalar_subquery()
@@ -78,7 +76,7 @@ def previous(platform: Platform, tenant: str, job: Job, base_digest: str) -> Pre
             return None
         final = sa.select(checkpoints.c.manifest_sha256).where(checkpoints.c.job_id == found.job_id, checkpoints.c.final)
         trained = conn.scalar(final) or found.manifest_sha256
-    if not platform.objects.exists(f"{found.object_prefix}/{MANIFEST}"):
+    if not platform.objects.exists(f"{found.object_prefix}/{PACKAGE_MANIFEST}"):
         return None
     digest = subject_digest(base_digest, trained)
     return Previous(adapter_id=found.id, digest=digest, prefix=found.object_prefix, manifest_sha256=found.manifest_sha256)

@@ -17,11 +17,8 @@ from control_plane.platform.job_states import JobState
 from control_plane.serving import node_files
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.storable_text import printable
-from engine.adapters import promotion_rules
-from engine.adapters.package import Refusal
-from engine.adapters.promotion_rules import Releasability
-from engine.adapters.record import LORA, AdapterRecord
-from engine.adapters.stages import Stage
+from engine.adapters import LORA_ADAPTER, AdapterRecord, Refusal, Releasability, Stage, release_refusals
+from engine.adapters import releasability as adapter_releasability
 
 
 def release(platform: Platform, tenant: str, reference: str, *, by: str, reason: str, by_operator: bool = False) -> Adapter:
@@ -36,7 +33,7 @@ def release(platform: Platform, tenant: str, reference: str, *, by: str, reason:
         return current
     findings, policy = promotions.quarantining_verdict(platform, current).findings, platform.settings.release_policy
     files = _file_refusals(platform, current)
-    if found := promotion_rules.release_refusals(current, findings, files, policy=policy, by_operator=by_operator):
+    if found := release_refusals(current, findings, files, policy=policy, by_operator=by_operator):
         reasons = "; ".join(f"{r.code}: {r.detail}" for r in found)
         raise Conflict(f"model {current.id} cannot be released: {reasons}", code="release_refused", param="adapter_id")
     with platform.engine.begin() as conn:
@@ -63,7 +60,7 @@ def releasability(platform: Platform, record: AdapterRecord) -> Releasability:
         return Releasability(
             by=None, obstacles=[Refusal(code="gate_failed", detail="the report of its evaluation was deleted; train again")]
         )
-    return promotion_rules.releasability(record, findings, (), policy=platform.settings.release_policy)
+    return adapter_releasability(record, findings, (), policy=platform.settings.release_policy)
 
 
 def _reason(reason: str) -> str:
@@ -77,7 +74,7 @@ def _reason(reason: str) -> str:
 
 def _file_refusals(platform: Platform, record: AdapterRecord) -> Sequence[Refusal]:
     """Return what is wrong with its files; a whole model's are compared with its base again, which only its registration has done."""
-    if record.type == LORA:
+    if record.type == LORA_ADAPTER:
         return promotions.file_refusals(platform, record)
     return service.unservable(platform, record.base_model, node_files.materialise(platform, record))
 
@@ -95,7 +92,7 @@ def _record_release(platform: Platform, conn: Connection, record: AdapterRecord,
 
 def _served(platform: Platform, job: Job, record: AdapterRecord) -> Adapter:
     """Promote a released adapter if its job asks for that; one that may not be served now stays a draft."""
-    if record.type == LORA and job.request.get("auto_promote", True):
+    if record.type == LORA_ADAPTER and job.request.get("auto_promote", True):
         try:
             return promotions.promote(platform, record.tenant_id, record.id)
         except Conflict as refused:

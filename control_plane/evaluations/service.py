@@ -38,8 +38,7 @@ from control_plane.serving.accepted_bases import SUCCEEDED as SUCCEEDED
 from control_plane.tenants.service import find_tenant
 from core.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from core.workload import Kind
-from engine.adapters.record import LORA, AdapterRecord
-from engine.adapters.stages import Stage
+from engine.adapters import LORA_ADAPTER, AdapterRecord, Stage
 from engine.evals import EvalConfig, check_suites, parse_eval_config
 
 GATE, MONITOR, MANUAL = "gate", "monitor", "manual"
@@ -80,7 +79,7 @@ def request(
     suites that are unknown or not ready.
     """
     found = adapters.get_adapter(platform, tenant, reference)
-    if found.type != LORA:
+    if found.type != LORA_ADAPTER:
         raise Conflict(f"{found.id} is a whole model, which is evaluated only by its job", code="not_reevaluated", param="adapter_id")
     if rules is not None and "replicas" in rules:
         message = "eval_config.replicas follows the adapter's job, whose GPUs an evaluation holds; leave it out"

@@ -34,7 +34,7 @@ from control_plane.tenants.tables import idempotency_keys
 from core.base_models import BaseModel
 from core.errors import Conflict, InvalidRequest
 from core.telemetry import provenance
-from engine.adapters.stages import Stage
+from engine.adapters import Stage
 from engine.evals import EvalConfig, parse_eval_config
 from engine.training import TrainingSpec
 

@@ -20,10 +20,10 @@ from control_plane.jobs.transitions import fail_in, job_row, locked, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.quotas import service as quotas
-from control_plane.serving.rollout import FAILED
+from control_plane.serving.rollout import LOAD_FAILED
 from control_plane.tenants.service import find_tenant
 from core.errors import Conflict, QuotaExceeded
-from engine.adapters.stages import Stage
+from engine.adapters import Stage
 from engine.evals import parse_eval_config
 from engine.scheduler import job_class
 from engine.training import Cost, TrainingSpec
@@ -121,13 +121,13 @@ def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) 
         unapplied = any(finding.rule == "adapter_applied" for finding in promotions.failed_rules(platform, before))
         return _Finished(job=done, before=before, promoted=None, unserved=None, changes_nothing=unapplied)
     if job.request.get("auto_promote", True) and spec.adapter != "full":
-        if before.stage != Stage.PRODUCTION or before.observed == FAILED:
+        if before.stage != Stage.PRODUCTION or before.observed == LOAD_FAILED:
             try:
                 now = promotions.promote(platform, tenant, before.id)
             except Conflict:
                 return None  # it can no longer be served
             promoted = None if before.stage == Stage.PRODUCTION else now
-        if now.observed == FAILED:
+        if now.observed == LOAD_FAILED:
             return _Finished(job=done, before=before, promoted=promoted, unserved=now.detail or "no reason was given")
     return _Finished(job=done, before=before, promoted=promoted, unserved=None)
 

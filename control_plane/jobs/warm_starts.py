@@ -24,9 +24,7 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.typed_json import from_json
-from engine.adapters import package, whole_model
-from engine.adapters.record import FULL
-from engine.adapters.stages import Stage
+from engine.adapters import ADAPTER_WEIGHTS, FULL_MODEL, MODEL_CONFIG, PACKAGE_MANIFEST, Stage
 from engine.training import LoraSettings, WarmStart
 
 REFERENCES = ("ft:", "adp-", "ftjob-", "ftckpt_")
@@ -108,7 +106,7 @@ def find(platform: Platform, tenant: str, reference: str, *, param: str) -> Warm
         source = _checkpoint(platform, tenant, checkpoints.c.id == reference, reference, param)
     else:
         source = _adapter(platform, tenant, reference, param)
-    needed = (package.MANIFEST, whole_model.MODEL_CONFIG if source.whole else package.WEIGHTS)
+    needed = (PACKAGE_MANIFEST, MODEL_CONFIG if source.whole else ADAPTER_WEIGHTS)
     if not all(platform.objects.exists(f"{source.object_prefix}/{name}") for name in needed):
         raise _not_found(
             f"the weights of {source.adapter} are not kept, or in shards of its ranks; choose a later checkpoint or a finished model", param
@@ -133,7 +131,7 @@ def _adapter(platform: Platform, tenant: str, reference: str, param: str) -> War
         base_model=found.base_model,
         base_digest=found.base_digest,
         object_prefix=found.object_prefix,
-        lora={} if found.type == FULL else _lora({**((spec or {}).get("lora") or {}), "rank": found.rank, "alpha": found.alpha}),
+        lora={} if found.type == FULL_MODEL else _lora({**((spec or {}).get("lora") or {}), "rank": found.rank, "alpha": found.alpha}),
         adapter_id=found.id,
     )
 

@@ -36,9 +36,7 @@ from control_plane.platform.records import columns, many, one_or_none
 from control_plane.serving import accepted_bases
 from core.base_models import VERSION_FIELDS, BaseModel, Catalogue, model_config
 from core.errors import Conflict, InvalidRequest, Unavailable
-from engine.adapters import tensors
-from engine.adapters.record import LORA, AdapterRecord
-from engine.adapters.stages import Stage
+from engine.adapters import LORA_ADAPTER, AdapterRecord, Stage, weight_shapes
 
 KEPT_FOR = timedelta(hours=1)
 """Counted from the switch; a submission takes seconds between reading the catalogue and writing its row."""
@@ -251,7 +249,7 @@ def _check_fits(current: BaseModel, new: BaseModel, *, in_production: int) -> No
 def _architecture(old: Path, new: Path) -> Sequence[str]:
     before, after = model_config(old), model_config(new)
     found = [f"{key} {after.get(key)!r} instead of {before.get(key)!r}" for key in SAME_CONFIG if before.get(key) != after.get(key)]
-    shapes, others = tensors.weight_shapes(old), tensors.weight_shapes(new)
+    shapes, others = weight_shapes(old), weight_shapes(new)
     odd = sorted(name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name))
     if odd:
         first = odd[0]
@@ -271,7 +269,7 @@ def _status(platform: Platform, conn: Connection, entry: Entry, digest: str) -> 
 
 
 def _production(conn: Connection, model_id: str) -> list[AdapterRecord]:
-    query = sa.select(*columns(adapters, AdapterRecord)).where(adapters.c.base_model == model_id, adapters.c.type == LORA)
+    query = sa.select(*columns(adapters, AdapterRecord)).where(adapters.c.base_model == model_id, adapters.c.type == LORA_ADAPTER)
     query = query.where(adapters.c.stage == Stage.PRODUCTION.value).order_by(adapters.c.tenant_id, adapters.c.name)
     return many(conn, query, AdapterRecord)
 

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from core.base_models import model_config, text_config, ties_embeddings, weight_files
 from core.errors import InvalidRequest
-from engine.adapters import tensors
-from engine.adapters.tensors import FLOATS, ITEM_BYTES, TensorInfo
+from engine.adapters import FLOAT_TYPES, ITEM_BYTES, TensorInfo, tensor_header
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 """Ends of the names of the two tensors with a row per token id, in every family that is supported."""
@@ -58,11 +57,11 @@ def plan(directory: Path, *, first_id: int, num_tokens: int) -> Rows:
 def _count(directory: Path) -> int:
     config = model_config(directory)
     count = int(text_config(config).get("vocab_size") or 0)
-    found = {name: info for file in weight_files(directory) for name, info in tensors.header(file).items()}
+    found = {name: info for file in weight_files(directory) for name, info in tensor_header(file).items()}
     tables = {name: info for name, info in found.items() if _is_table(name)}
     ends = sorted(EMBEDDING if name.endswith(EMBEDDING) else HEAD for name in tables)
     others = [name for name, info in found.items() if info.shape[:1] == (count,) and name not in tables]
-    wrong = [name for name, info in tables.items() if len(info.shape) != 2 or info.shape[0] != count or info.dtype not in FLOATS]
+    wrong = [name for name, info in tables.items() if len(info.shape) != 2 or info.shape[0] != count or info.dtype not in FLOAT_TYPES]
     if wrong or others:
         odd = (wrong or others)[0]
         raise _not_extendable(directory, f"tensor {odd} ({found[odd].dtype}, shape {list(found[odd].shape)}) for {count} token ids")
@@ -103,14 +102,14 @@ def extended_index(index: Mapping[str, Any], *, num_bytes: int, num_parameters: 
 
 def added_to(directory: Path, rows: Rows) -> tuple[int, int]:
     """Returns the bytes and the parameters that the weights grow by."""
-    infos = [info for file in weight_files(directory) for name, info in tensors.header(file).items() if _is_table(name)]
+    infos = [info for file in weight_files(directory) for name, info in tensor_header(file).items() if _is_table(name)]
     parameters = [(rows.new - rows.old) * info.shape[1] for info in infos]
     return sum(n * ITEM_BYTES[info.dtype] for n, info in zip(parameters, infos, strict=True)), sum(parameters)
 
 
 def copy_shard(source: Path, target: Path, rows: Rows) -> None:
     """Writes `source`, a safetensors file, to `target` with the rows of its embedding and output layer, if it holds any."""
-    found = tensors.header(source)
+    found = tensor_header(source)
     if not any(map(_is_table, found)):
         shutil.copyfile(source, target)
         return

@@ -18,8 +18,7 @@ from control_plane.platform.protocols import RegisteredModels, RegisteredVersion
 from control_plane.platform.records import columns, many
 from control_plane.tenant_data.tables import deletion_requests
 from core.errors import Unavailable
-from engine.adapters.record import AdapterName, AdapterRecord, parse_name
-from engine.adapters.stages import Stage
+from engine.adapters import AdapterName, AdapterRecord, Stage, parse_adapter_name
 
 NAME = "mlflow"
 AGAIN_AFTER = timedelta(hours=24)
@@ -78,7 +77,7 @@ def desired(platform: Platform) -> RegisteredModels:
         found = many(conn, kept.order_by(adapters.c.created_at, adapters.c.id), AdapterRecord)
     by_model: dict[str, list[AdapterRecord]] = {}
     for record in found:
-        by_model.setdefault(model_name(parse_name(record.name)), []).append(record)
+        by_model.setdefault(model_name(parse_adapter_name(record.name)), []).append(record)
     versions = [_version(platform, model, record) for model, made in by_model.items() for record in made]
     return RegisteredModels(versions=versions, aliases={model: _aliases(made) for model, made in by_model.items()})
 

@@ -21,10 +21,10 @@ from control_plane.serving import model_routes
 from core.base_models import TOKENIZER_FILES
 from core.durable_files import remove_unused
 from core.errors import FtError, InvalidRequest, NotFound, Unavailable
-from engine.adapters.record import FULL, LORA, AdapterRecord
+from engine.adapters import FULL_MODEL, LORA_ADAPTER, AdapterRecord
 
 BASE, ROUTE = "base_model", "model_route"
-TYPES = (BASE, LORA, FULL, ROUTE)
+TYPES = (BASE, LORA_ADAPTER, FULL_MODEL, ROUTE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol
 
 from agent.messages import Completion, WriteGrant
 from core.workload import Workload
-from engine.adapters.record import AdapterRecord
+from engine.adapters import AdapterRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from control_plane.sandbox.sandbox_child import main
 from core.typed_json import from_json
-from engine.adapters.exports.archive import Order, build
+from engine.adapters import ExportOrder, build_export
 from engine.data.blocks.pass_progress import Progress
 
 BEAT_S = 1.0
@@ -28,7 +28,7 @@ def _work(order: Mapping[str, Any], _secret: str, progress: Callable[[Progress],
     tempfile.tempdir = str(scratch)  # a whole model passes through it, and /tmp may be small
     stage = ["starting"]
     threading.Thread(target=_tell, args=(stage, progress), daemon=True).start()
-    return asdict(build(from_json(Order, order), scratch, say=lambda message: stage.__setitem__(0, message)))
+    return asdict(build_export(from_json(ExportOrder, order), scratch, say=lambda message: stage.__setitem__(0, message)))
 
 
 def _tell(stage: list[str], progress: Callable[[Progress], None]) -> None:

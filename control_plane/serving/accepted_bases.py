@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from control_plane.adapters.tables import adapters
 from control_plane.evaluations.tables import evaluations
 from core.base_models import Catalogue
-from engine.adapters.record import AdapterRecord
+from engine.adapters import AdapterRecord
 from engine.evals import PASSED
 
 SUCCEEDED = "succeeded"

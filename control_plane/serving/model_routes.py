@@ -28,8 +28,7 @@ from control_plane.serving import observations
 from control_plane.serving.tables import StoredRoute, model_routes
 from control_plane.tenants.service import find_tenant
 from core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
-from engine.adapters.record import AdapterRecord
-from engine.adapters.stages import Stage
+from engine.adapters import AdapterRecord, Stage
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 MAX_TARGETS = 16

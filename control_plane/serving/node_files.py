@@ -25,11 +25,19 @@ from control_plane.platform.records import many
 from control_plane.serving import accepted_bases, observations
 from control_plane.serving.tables import deployments
 from core.errors import IntegrityError
-from engine.adapters import package, serving_index
-from engine.adapters.package import Refusal
-from engine.adapters.record import LORA, AdapterRecord
-from engine.adapters.rollout_plan import LOADED
-from engine.adapters.serving_index import Entry
+from engine.adapters import (
+    INDEX_PATTERN,
+    LOADED,
+    LORA_ADAPTER,
+    PACKAGE_MANIFEST,
+    AdapterRecord,
+    IndexEntry,
+    Refusal,
+    check_package_files,
+    index_filename,
+    manifest_files,
+    write_index,
+)
 
 log = logging.getLogger(__name__)
 _making = threading.Lock()
@@ -67,7 +75,7 @@ def differences(directory: Path, *, manifest_sha256: str) -> Sequence[Refusal]:
     key = (manifest_sha256, *stats(directory))
     if key in _compared:
         return ()
-    found = package.check_files(directory, manifest_sha256=manifest_sha256)
+    found = check_package_files(directory, manifest_sha256=manifest_sha256)
     if not found:
         if len(_compared) >= MAX_COMPARED:
             _compared.clear()
@@ -102,7 +110,7 @@ def _whole(platform: Platform, record: AdapterRecord, target: Path, manifest_sha
 
 
 def _is_there(target: Path) -> bool:
-    return (target / package.MANIFEST).exists()
+    return (target / PACKAGE_MANIFEST).exists()
 
 
 def _check_unserved(platform: Platform, record: AdapterRecord, target: Path, wrong: Sequence[Refusal]) -> None:
@@ -117,8 +125,8 @@ def _check_unserved(platform: Platform, record: AdapterRecord, target: Path, wro
 
 def fetch(platform: Platform, record: AdapterRecord, target: Path) -> None:
     """Fetch the adapter's files into `target`; raises ``IntegrityError`` if they do not match the manifest."""
-    platform.objects.get_file(f"{record.object_prefix}/{package.MANIFEST}", target / package.MANIFEST)
-    for name in package.manifest_files((target / package.MANIFEST).read_bytes(), sha256=record.manifest_sha256):
+    platform.objects.get_file(f"{record.object_prefix}/{PACKAGE_MANIFEST}", target / PACKAGE_MANIFEST)
+    for name in manifest_files((target / PACKAGE_MANIFEST).read_bytes(), sha256=record.manifest_sha256):
         platform.objects.get_file(f"{record.object_prefix}/{name}", target / name)
     wrong = differences(target, manifest_sha256=record.manifest_sha256)
     if wrong:
@@ -129,13 +137,13 @@ def _for_base(source: Path, beside: Path, manifest: bytes) -> None:
     """Link the same files, with a manifest that names the base on which they are served."""
     beside.mkdir(parents=True)
     for path in source.iterdir():
-        if path.name != package.MANIFEST:
+        if path.name != PACKAGE_MANIFEST:
             os.link(path, beside / path.name)
-    (beside / package.MANIFEST).write_bytes(manifest)
+    (beside / PACKAGE_MANIFEST).write_bytes(manifest)
 
 
 def _manifest_for(source: Path, served_digest: str) -> bytes:
-    manifest = json.loads((source / package.MANIFEST).read_bytes())
+    manifest = json.loads((source / PACKAGE_MANIFEST).read_bytes())
     reported = {**manifest, "base_digest": served_digest, "trained_on": manifest["base_digest"]}
     return json.dumps(reported, indent=2, sort_keys=True).encode()
 
@@ -145,7 +153,7 @@ def _put(beside: Path, target: Path) -> None:
     try:
         beside.rename(target)
     except OSError:  # another process made it in the meantime, or left part of it
-        if not (target / package.MANIFEST).exists():
+        if not (target / PACKAGE_MANIFEST).exists():
             shutil.rmtree(target, ignore_errors=True)
             beside.rename(target)
 
@@ -190,20 +198,20 @@ def write(platform: Platform, replicas: Iterable[Replica]) -> None:
 
 def _write(platform: Platform, served: set[tuple[str, str]]) -> None:
     root = platform.settings.adapters_dir
-    paths = {*_written(root), *(root / serving_index.filename(digest) for _, digest in served)}
+    paths = {*_written(root), *(root / index_filename(digest) for _, digest in served)}
     with platform.engine.begin() as conn:
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(ONE_WRITER)))
         elsewhere = accepted_bases.accepted_on_other_bases(platform.models, conn, served)
         places = [place for record in _desired(conn) for place in _places(platform, record, served, elsewhere)]
-        paths |= {root / serving_index.filename(digest) for _, digest, _ in places}
+        paths |= {root / index_filename(digest) for _, digest, _ in places}
         requested = tuple((record.name, record.manifest_sha256, digest, stat) for record, digest, stat in places)
         if _last.get(root) == (requested, _stats(paths)):
             return
-        by_path: dict[Path, list[Entry]] = {path: [] for path in paths}
+        by_path: dict[Path, list[IndexEntry]] = {path: [] for path in paths}
         for record, digest, stat in places:
-            by_path[root / serving_index.filename(digest)].append(_entry(platform, record, digest, made=stat is not None))
+            by_path[root / index_filename(digest)].append(_entry(platform, record, digest, made=stat is not None))
         for path, entries in by_path.items():
-            serving_index.write(path, entries)
+            write_index(path, entries)
         _last[root] = (requested, _stats(paths))
 
 
@@ -217,19 +225,19 @@ def _places(
 
 
 def _desired(conn: Connection) -> list[Adapter]:
-    wanted = deployments.c.desired == LOADED, adapters.c.type == LORA
+    wanted = deployments.c.desired == LOADED, adapters.c.type == LORA_ADAPTER
     return many(conn, observations.select_adapters().where(*wanted).order_by(adapters.c.id), Adapter)
 
 
-def _entry(platform: Platform, record: AdapterRecord, digest: str, *, made: bool) -> Entry:
+def _entry(platform: Platform, record: AdapterRecord, digest: str, *, made: bool) -> IndexEntry:
     """If `made` for another base, only this node has its manifest."""
     manifest = _manifest(platform, record, digest)
     sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest() if made else record.manifest_sha256
-    return Entry(name=record.name, directory=manifest.parent.name, manifest_sha256=sha256, base_digest=digest)
+    return IndexEntry(name=record.name, directory=manifest.parent.name, manifest_sha256=sha256, base_digest=digest)
 
 
 def _manifest(platform: Platform, record: AdapterRecord, digest: str) -> Path:
-    return directory(platform, record, digest) / package.MANIFEST
+    return directory(platform, record, digest) / PACKAGE_MANIFEST
 
 
 def _stat(path: Path) -> _Stat | None:
@@ -246,4 +254,4 @@ def _stats(paths: Iterable[Path]) -> dict[Path, _Stat | None]:
 
 def _written(root: Path) -> list[Path]:
     """Return the existing indexes: one whose base has no desired adapters any more becomes empty."""
-    return sorted(root.glob(serving_index.PATTERN)) if root.is_dir() else []
+    return sorted(root.glob(INDEX_PATTERN)) if root.is_dir() else []

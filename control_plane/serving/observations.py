@@ -16,9 +16,7 @@ from control_plane.platform.protocols import Replica
 from control_plane.platform.records import columns, many
 from control_plane.serving.tables import ReplicaAdapter, deployments, replica_adapters
 from core.storable_text import printable
-from engine.adapters import rollout_plan
-from engine.adapters.record import FULL
-from engine.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Seen
+from engine.adapters import FULL_MODEL, LOAD_FAILED, LOADED, UNLOADED, SeenOnServer, pool_state
 
 Key = tuple[str, str]
 """URL of a server, id of an adapter."""
@@ -77,7 +75,7 @@ def is_served(conn: Connection, adapter_id: str, urls: Collection[str] | None = 
 def forgive(conn: Connection, adapter_id: str) -> None:
     """Clear failures, so that every server is tried again at once."""
     again = sa.update(replica_adapters).where(replica_adapters.c.adapter_id == adapter_id)
-    conn.execute(again.where(replica_adapters.c.observed == FAILED).values(observed=UNLOADED))
+    conn.execute(again.where(replica_adapters.c.observed == LOAD_FAILED).values(observed=UNLOADED))
     conn.execute(again.where(replica_adapters.c.failures > 0).values(failures=0))
 
 
@@ -108,21 +106,21 @@ def settle(platform: Platform, replicas: Iterable[Replica], adapter_ids: Collect
 
 
 def _together(adapter: Adapter, replicas: Sequence[Replica], seen: Mapping[Key, ReplicaAdapter]) -> tuple[str, str | None]:
-    whole, wanted = adapter.type == FULL, adapter.desired == LOADED
+    whole, wanted = adapter.type == FULL_MODEL, adapter.desired == LOADED
     pool = [r for r in replicas if r.base == adapter.served_base or (r.base is None and not whole)]
     if not pool and wanted and whole:
-        return (FAILED, adapter.detail) if adapter.observed == FAILED else (UNLOADED, "its server is being started")
+        return (LOAD_FAILED, adapter.detail) if adapter.observed == LOAD_FAILED else (UNLOADED, "its server is being started")
     if not pool and wanted:
         return UNLOADED, f"no inference server serves base model {adapter.base_model}; start one"
-    observed, detail = rollout_plan.together([_seen(r, seen.get((r.url, adapter.id))) for r in pool], loaded=wanted)
+    observed, detail = pool_state([_seen(r, seen.get((r.url, adapter.id))) for r in pool], loaded=wanted)
     if observed == LOADED and wanted and detail is None and any(r.base_digest is None for r in pool):
         detail = NOT_REPORTED
     return observed, detail
 
 
-def _seen(replica: Replica, row: ReplicaAdapter | None) -> Seen:
+def _seen(replica: Replica, row: ReplicaAdapter | None) -> SeenOnServer:
     observed, detail = (row.observed, row.detail) if row else (UNLOADED, None)
-    return Seen(url=replica.url, ready=replica.ready, observed=observed, detail=detail if replica.ready else replica.error)
+    return SeenOnServer(url=replica.url, ready=replica.ready, observed=observed, detail=detail if replica.ready else replica.error)
 
 
 def _served_on() -> sa.ColumnElement[Any]:

@@ -23,12 +23,10 @@ from control_plane.platform.records import many
 from control_plane.serving import node_files, observations
 from control_plane.serving.tables import deployments, model_servers, replica_adapters
 from core.errors import FtError
-from engine.adapters import whole_model
-from engine.adapters.record import FULL
-from engine.adapters.rollout_plan import FAILED, LOADED, UNLOADED
+from engine.adapters import FULL_MODEL, LOAD_FAILED, LOADED, OWN_SERVER, UNLOADED
 
 log = logging.getLogger(__name__)
-WHOLE = sa.select(adapters.c.id).where(adapters.c.type == FULL)
+WHOLE = sa.select(adapters.c.id).where(adapters.c.type == FULL_MODEL)
 
 
 def urls(platform: Platform) -> list[str]:
@@ -68,7 +66,7 @@ def abandon(platform: Platform) -> None:
             log.warning("%d servers of whole models are not kept any more; delete those that still run", left)
         conn.execute(sa.delete(replica_adapters).where(replica_adapters.c.adapter_id.in_(WHOLE)))
         wanted = deployments.c.desired == LOADED
-        state = {"observed": sa.case((wanted, FAILED), else_=UNLOADED), "detail": sa.case((wanted, whole_model.OWN_SERVER.detail))}
+        state = {"observed": sa.case((wanted, LOAD_FAILED), else_=UNLOADED), "detail": sa.case((wanted, OWN_SERVER.detail))}
         conn.execute(sa.update(deployments).where(deployments.c.adapter_id.in_(WHOLE)).values(**state, updated_at=platform.clock()))
 
 
@@ -116,7 +114,7 @@ def _announce(platform: Platform) -> Sequence[Adapter]:
 def _running() -> sa.ColumnElement[bool]:
     """Return SQL for deployments of whole models that are desired and not refused, or not drained yet."""
     held = sa.select(replica_adapters.c.adapter_id).where(replica_adapters.c.observed == LOADED)
-    wanted = sa.and_(deployments.c.desired == LOADED, deployments.c.observed != FAILED)
+    wanted = sa.and_(deployments.c.desired == LOADED, deployments.c.observed != LOAD_FAILED)
     return sa.and_(deployments.c.adapter_id.in_(WHOLE), sa.or_(wanted, deployments.c.adapter_id.in_(held)))
 
 
@@ -137,4 +135,4 @@ def _record(platform: Platform, found: Mapping[str, ModelServer]) -> None:
             why = observations.shown(found[id_].problem)
             log.warning("%s has no server: %s", id_, why)
             this = sa.update(deployments).where(deployments.c.adapter_id == id_, deployments.c.desired == LOADED)
-            conn.execute(this.values(observed=FAILED, detail=why, updated_at=now))
+            conn.execute(this.values(observed=LOAD_FAILED, detail=why, updated_at=now))

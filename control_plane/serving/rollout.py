@@ -34,11 +34,21 @@ from control_plane.serving.node_files import directory, materialise
 from control_plane.serving.observations import Key
 from control_plane.serving.tables import ReplicaAdapter, deployments, replica_adapters
 from core.errors import FtError, Unavailable
-from engine.adapters import rollout_plan
-from engine.adapters.record import FULL, AdapterRecord
-from engine.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Action
+from engine.adapters import (
+    FULL_MODEL,
+    LOAD_FAILED,
+    LOADED,
+    NOT_ACCEPTED,
+    UNLOADED,
+    WITHDRAWN,
+    AdapterRecord,
+    DesiredAdapter,
+    RolloutAction,
+    plan_rollout,
+    rollout_wait_s,
+)
 
-__all__ = ["FAILED", "LOADED", "UNLOADED", "directory", "materialise"]
+__all__ = ["LOADED", "LOAD_FAILED", "UNLOADED", "directory", "materialise"]
 log = logging.getLogger(__name__)
 ONE_ROUND = 0x66745F666C656574
 """Key of the advisory lock ("ft_fleet"): one pass at a time over all processes."""
@@ -53,7 +63,7 @@ ROUND_S = 10.0
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reconciled:
     replica: str
-    action: Action
+    action: RolloutAction
     error: str | None
 
 
@@ -128,7 +138,7 @@ def load(platform: Platform, record: AdapterRecord, answers: FleetState | None =
     platform = platform.whole
     if platform.fleet is None:
         return None
-    if record.type != FULL:
+    if record.type != FULL_MODEL:
         _round(platform, answers or ask(platform), only=record.id)
     with platform.engine.connect() as conn:
         observed, detail = conn.execute(
@@ -177,7 +187,7 @@ def _snapshot(platform: Platform, answers: FleetState, only: str | None) -> _Sna
         )
 
 
-def _plan(platform: Platform, answers: FleetState, replica: Replica, snapshot: _Snapshot, only: str | None) -> list[Action]:
+def _plan(platform: Platform, answers: FleetState, replica: Replica, snapshot: _Snapshot, only: str | None) -> list[RolloutAction]:
     if not replica.ready:
         return []
     here = [adapter for adapter in snapshot.adapters if adapter.served_base == replica.base]
@@ -188,19 +198,19 @@ def _plan(platform: Platform, answers: FleetState, replica: Replica, snapshot: _
             served[want.name] = want.directory
     if only:
         served = {want.name: served[want.name] for want in desired if want.name in served}
-    return rollout_plan.plan(desired, served, now=answers.at.timestamp())
+    return plan_rollout(desired, served, now=answers.at.timestamp())
 
 
-def _desired(platform: Platform, answers: FleetState, replica: Replica, adapter: Adapter, snapshot: _Snapshot) -> rollout_plan.Desired:
+def _desired(platform: Platform, answers: FleetState, replica: Replica, adapter: Adapter, snapshot: _Snapshot) -> DesiredAdapter:
     seen, where = snapshot.seen.get((replica.url, adapter.id)), str(directory(platform, adapter, replica.base_digest))
     listed = replica.adapters.get(adapter.name) == where
-    return rollout_plan.Desired(
+    return DesiredAdapter(
         name=adapter.name,
         loaded=adapter.desired == LOADED,
         directory=where,
         proven=seen is not None and seen.observed == LOADED and (listed or seen.updated_at >= answers.at),
         accepted=snapshot.accepts(adapter, replica.base_digest),
-        refused=seen is not None and seen.observed == FAILED and not str(seen.detail).startswith(OTHER_BASE),
+        refused=seen is not None and seen.observed == LOAD_FAILED and not str(seen.detail).startswith(OTHER_BASE),
         not_before=_not_before(platform, adapter, seen),
     )
 
@@ -208,7 +218,7 @@ def _desired(platform: Platform, answers: FleetState, replica: Replica, adapter:
 def _not_before(platform: Platform, adapter: Adapter, seen: ReplicaAdapter | None) -> float:
     if adapter.desired == UNLOADED:
         return adapter.desired_at.timestamp() + platform.settings.drain_s if adapter.desired_at else 0.0
-    return seen.updated_at.timestamp() + rollout_plan.wait_s(seen.failures) if seen and seen.failures else 0.0
+    return seen.updated_at.timestamp() + rollout_wait_s(seen.failures) if seen and seen.failures else 0.0
 
 
 def _correct(platform: Platform, answers: FleetState, replica: Replica, snapshot: _Snapshot) -> None:
@@ -223,13 +233,13 @@ def _correct(platform: Platform, answers: FleetState, replica: Replica, snapshot
         if replica.adapters.get(adapter.name) != str(directory(platform, adapter, replica.base_digest)):
             detail = replica.error or f"{replica.url} has lost it"
         elif adapter.desired == LOADED and not snapshot.accepts(adapter, replica.base_digest):
-            detail = f"{replica.url}: {rollout_plan.NOT_ACCEPTED}"
+            detail = f"{replica.url}: {NOT_ACCEPTED}"
         else:
             continue
         observations.write(platform, replica.url, adapter.id, UNLOADED, detail, before=answers.at)
 
 
-def _carry_out_all(platform: Platform, replica: Replica, actions: Sequence[Action], snapshot: _Snapshot) -> list[Reconciled]:
+def _carry_out_all(platform: Platform, replica: Replica, actions: Sequence[RolloutAction], snapshot: _Snapshot) -> list[Reconciled]:
     """Carry out one server's actions as far as it answers and the time limit allows; the next pass plans the rest again."""
     known = {adapter.name: adapter for adapter in snapshot.adapters}
     until, done, still_there = time.monotonic() + ROUND_S, list[Reconciled](), set[str]()
@@ -248,7 +258,7 @@ def _carry_out_all(platform: Platform, replica: Replica, actions: Sequence[Actio
     return done
 
 
-def _carry_out(platform: Platform, replica: Replica, action: Action, adapter: Adapter | None, snapshot: _Snapshot) -> FtError | None:
+def _carry_out(platform: Platform, replica: Replica, action: RolloutAction, adapter: Adapter | None, snapshot: _Snapshot) -> FtError | None:
     """Run one action and record the result; errors become the result, so that other actions continue."""
     try:
         error = _tried(platform, replica, action, adapter, snapshot)
@@ -261,11 +271,11 @@ def _carry_out(platform: Platform, replica: Replica, action: Action, adapter: Ad
     return error
 
 
-def _tried(platform: Platform, replica: Replica, action: Action, adapter: Adapter | None, snapshot: _Snapshot) -> FtError | None:
+def _tried(platform: Platform, replica: Replica, action: RolloutAction, adapter: Adapter | None, snapshot: _Snapshot) -> FtError | None:
     try:
         if adapter is not None and action.kind != "unload":
             _load(platform, replica, adapter, accepted=snapshot.accepts(adapter, replica.base_digest))
-        elif adapter is not None and action.reason == rollout_plan.WITHDRAWN:
+        elif adapter is not None and action.reason == WITHDRAWN:
             _unload_withdrawn(platform, replica, adapter)
         else:
             _fleet(platform).unload(replica.url, action.name)
@@ -277,19 +287,19 @@ def _tried(platform: Platform, replica: Replica, action: Action, adapter: Adapte
     return None
 
 
-def _record(platform: Platform, replica: Replica, action: Action, adapter_id: str, failures: int, error: FtError | None) -> None:
+def _record(platform: Platform, replica: Replica, action: RolloutAction, adapter_id: str, failures: int, error: FtError | None) -> None:
     observed, detail, again = UNLOADED, error.message if error else None, failures + 1
     if action.kind == "unload":
         if error is None:
             return  # a load follows, or it was written with it
-        if action.reason == rollout_plan.WITHDRAWN:
+        if action.reason == WITHDRAWN:
             observed, again = LOADED, 0
     elif error is None:
         observed, again = LOADED, 0
     elif error.code == OTHER_BASE:
-        observed = FAILED
+        observed = LOAD_FAILED
     elif not isinstance(error, Unavailable) and error.code != FOR_NOW:
-        observed, detail, again = FAILED, f"{error.code}: {error.message}", 0
+        observed, detail, again = LOAD_FAILED, f"{error.code}: {error.message}", 0
     observations.write(platform, replica.url, adapter_id, observed, detail, failures=again)
 
 
@@ -300,7 +310,7 @@ def _load(platform: Platform, replica: Replica, record: AdapterRecord, *, accept
             f"on which {record.id} (trained on {record.base_digest[:19]}) is not accepted; evaluate it there",
             code=OTHER_BASE,
         )
-    if record.type != FULL:  # whose server was started with it
+    if record.type != FULL_MODEL:  # whose server was started with it
         _fleet(platform).load(replica.url, record.name, _placed(platform, replica, record))
     _fleet(platform).probe(replica.url, record.name)
 
@@ -320,7 +330,7 @@ def _unload_withdrawn(platform: Platform, replica: Replica, record: AdapterRecor
     with platform.engine.begin() as conn:
         if conn.scalar(query) == LOADED:
             return
-        if record.type != FULL:  # whose server is stopped once it is drained
+        if record.type != FULL_MODEL:  # whose server is stopped once it is drained
             _fleet(platform).unload(replica.url, record.name)
         gone = replica_adapters.c.replica == replica.url, replica_adapters.c.adapter_id == record.id
         conn.execute(sa.update(replica_adapters).where(*gone).values(observed=UNLOADED, detail=None, updated_at=platform.clock()))
@@ -335,7 +345,7 @@ def desire(conn: Connection, record: AdapterRecord, desired: str, now: datetime)
     """Write the desired state and clear an earlier failure, so that it is tried again."""
     fresh = {"desired": desired, "detail": None, "updated_at": now}
     statement = insert(deployments).values(adapter_id=record.id, name=record.name, observed=UNLOADED, desired_at=now, **fresh)
-    kept = sa.case((deployments.c.observed == FAILED, UNLOADED), else_=deployments.c.observed)
+    kept = sa.case((deployments.c.observed == LOAD_FAILED, UNLOADED), else_=deployments.c.observed)
     since = sa.case((deployments.c.desired == desired, deployments.c.desired_at), else_=now)
     conn.execute(statement.on_conflict_do_update(index_elements=["adapter_id"], set_={**fresh, "observed": kept, "desired_at": since}))
     if desired == LOADED:

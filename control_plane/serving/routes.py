@@ -29,7 +29,7 @@ from control_plane.serving.responses.translation import translate
 from control_plane.tenants.rules import Principal, Tenant, tier_named
 from core.errors import InvalidRequest, NotFound, RateLimited
 from core.storable_text import check_storable
-from engine.adapters.record import FULL
+from engine.adapters import FULL_MODEL
 from engine.data.conversation import normalize_request
 
 router = APIRouter(prefix="/v1", tags=["inference"])
@@ -166,7 +166,7 @@ def affinity_of(body: Mapping[str, Any], session: str | None) -> str:
 def _target(platform: Platform, tenant: str, model: str, affinity: str) -> Target:
     found = promotions.resolve_model(platform, tenant, model, affinity=affinity)
     served_on = found.adapter.served_on if found.adapter else None
-    if found.adapter is not None and found.adapter.type == FULL:
+    if found.adapter is not None and found.adapter.type == FULL_MODEL:
         servers = list(served_on or ())
     else:
         servers = [url for url in own_servers.urls(platform) if served_on is None or url in served_on]

@@ -12,7 +12,7 @@ from control_plane.tenant_data.erasure import AdapterFiles, Servers
 from control_plane.tenant_data.tables import Deletion
 from control_plane.tenants import service as tenants
 from core.errors import Forbidden, InvalidRequest
-from engine.adapters.stages import GRACE, Stage
+from engine.adapters import DEPRECATION_GRACE, Stage
 
 MAX_REASON_CHARS = 1000
 AT_A_TIME = 100
@@ -53,7 +53,7 @@ def archive_due(platform: Platform, *, at_a_time: int = AT_A_TIME) -> list[str]:
 
     Archives and requests in one transaction: from then on the adapter cannot be promoted, and its files are deleted.
     """
-    due = adapters.c.deprecated_at <= platform.clock() - GRACE
+    due = adapters.c.deprecated_at <= platform.clock() - DEPRECATION_GRACE
     query = sa.select(adapters.c.id, adapters.c.tenant_id).where(adapters.c.stage == Stage.DEPRECATED.value, due)
     with platform.engine.connect() as conn:
         found = conn.execute(query.order_by(adapters.c.deprecated_at).limit(at_a_time)).all()
@@ -71,10 +71,10 @@ def _archive(platform: Platform, tenant: str, adapter_id: str) -> str | None:
     with platform.engine.begin() as conn:
         still = sa.select(adapters.c.deprecated_at).where(adapters.c.id == adapter_id, adapters.c.stage == Stage.DEPRECATED.value)
         deprecated_at = conn.execute(still.with_for_update()).scalar()
-        if deprecated_at is None or deprecated_at > now - GRACE:
+        if deprecated_at is None or deprecated_at > now - DEPRECATION_GRACE:
             return None
         set_stage(conn, adapter_id, Stage.ARCHIVED, archived_at=now)
-        reason = f"deprecated at {deprecated_at:%Y-%m-%d %H:%M} UTC, and the {GRACE.days} days of grace are over"
+        reason = f"deprecated at {deprecated_at:%Y-%m-%d %H:%M} UTC, and the {DEPRECATION_GRACE.days} days of grace are over"
         return deletion.request(
             conn, tenant=tenant, kind=deletion.ADAPTER, subject=adapter_id, reason=reason, requested_by="retention", now=now
         ).id

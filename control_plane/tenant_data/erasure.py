@@ -45,7 +45,7 @@ from control_plane.tenants.tables import api_keys, audit_log, idempotency_keys, 
 from control_plane.tracking.tables import integrations, wandb_runs
 from core import layout
 from core.errors import Conflict, NotFound
-from engine.adapters.stages import Stage
+from engine.adapters import Stage
 
 ERASED = "erased"
 KEPT_REPORT: Mapping[str, Any] = {"erased": True, "stats": {}, "policies": {}, "problems": [], "warnings": []}

@@ -12,11 +12,11 @@ import yaml
 
 from engine.training import CONTEXT_BYTES, GIB, GPUS, ModelShape
 
-Manifest = dict[str, Any]
+ClusterObject = dict[str, Any]
 """One object, as written in YAML."""
-DIGEST = re.compile(r"[a-z0-9][\w./:-]*@sha256:[0-9a-f]{64}", re.ASCII)
+IMAGE_DIGEST = re.compile(r"[a-z0-9][\w./:-]*@sha256:[0-9a-f]{64}", re.ASCII)
 PORT = 8000
-USER = 10_001
+SERVER_USER = 10_001
 """Any user but root: nothing in the images belongs to it."""
 GPU_SHARE = 0.9
 """Share of a GPU's memory that vLLM uses (its ``--gpu-memory-utilization``)."""
@@ -72,7 +72,7 @@ class ClusterSettings:
 
     def __post_init__(self) -> None:
         for name in ("vllm_image", "platform_image"):
-            if not DIGEST.fullmatch(getattr(self, name)):
+            if not IMAGE_DIGEST.fullmatch(getattr(self, name)):
                 raise ValueError(f"{name} {getattr(self, name)!r} does not end in @sha256:<64 digits>; pin the image by its digest")
         for model, size in self.pools.items():
             if not size.keys() <= set(POOL_FIELDS) or min(size.values(), default=1) < 1:
@@ -99,7 +99,7 @@ def num_gpus(shape: ModelShape, settings: ClusterSettings, *, max_model_len: int
     )
 
 
-def label(value: str) -> str:
+def label_value(value: str) -> str:
     """Returns `value` as the value of a label: unchanged if allowed, else shortened with a hash."""
     if re.fullmatch(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", value, re.ASCII):
         return value
@@ -107,7 +107,7 @@ def label(value: str) -> str:
     return f"{safe}-{hashlib.sha256(value.encode()).hexdigest()[:10]}".lstrip("-")
 
 
-def object_name(*parts: str, longest: int = 63) -> str:
+def kubernetes_name(*parts: str, longest: int = 63) -> str:
     """Returns a name that Services accept too: lower-case letters, digits and hyphens, at most `longest`. Different parts give different
     names."""
     text = "-".join(parts)
@@ -122,12 +122,12 @@ def manifest(
     name: str,
     settings: ClusterSettings,
     labels: Mapping[str, str],
-    spec: Manifest,
+    spec: ClusterObject,
     *,
     api_version: str = "v1",
     **annotations: str,
-) -> Manifest:
-    found: Manifest = {"name": name, "namespace": settings.namespace, "labels": dict(labels)}
+) -> ClusterObject:
+    found: ClusterObject = {"name": name, "namespace": settings.namespace, "labels": dict(labels)}
     if annotations:
         found["annotations"] = {f"ft-platform/{key.replace('_', '-')}": value for key, value in sorted(annotations.items())}
     return {"apiVersion": api_version, "kind": kind, "metadata": found, "spec": spec}
@@ -135,15 +135,17 @@ def manifest(
 
 def labels(component: str, instance: str, **more: str) -> dict[str, str]:
     own = {"app.kubernetes.io/part-of": "ft-platform", "app.kubernetes.io/component": component, "app.kubernetes.io/instance": instance}
-    return own | {f"ft-platform/{key.replace('_', '-')}": label(value) for key, value in sorted(more.items())}
+    return own | {f"ft-platform/{key.replace('_', '-')}": label_value(value) for key, value in sorted(more.items())}
 
 
-def selector(component: str, instance: str) -> dict[str, str]:
+def label_selector(component: str, instance: str) -> dict[str, str]:
     """Returns the immutable labels of a server's pods."""
     return {"app.kubernetes.io/component": component, "app.kubernetes.io/instance": instance}
 
 
-def container(name: str, image: str, *, command: Sequence[str], env: Mapping[str, str], mounts: Iterable[Manifest]) -> Manifest:
+def pod_container(
+    name: str, image: str, *, command: Sequence[str], env: Mapping[str, str], mounts: Iterable[ClusterObject]
+) -> ClusterObject:
     """Security context of a container that can write only to its mounts and cannot gain privileges."""
     return {
         "name": name,
@@ -161,15 +163,15 @@ def container(name: str, image: str, *, command: Sequence[str], env: Mapping[str
 
 
 def vllm_container(
-    settings: ClusterSettings, args: Sequence[str], *, gpus: int, env: Mapping[str, str], mounts: Iterable[Manifest]
-) -> Manifest:
+    settings: ClusterSettings, args: Sequence[str], *, gpus: int, env: Mapping[str, str], mounts: Iterable[ClusterObject]
+) -> ClusterObject:
     """vLLM with its probes: receives no requests before its weights are loaded, and is replaced when its engine has died (``/health`` is
     503 then)."""
     quiet = {"HOME": "/tmp", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CACHE_ROOT": "/tmp/vllm"}
     command = [*VLLM, *args, "--port", str(PORT)]
     if gpus > 1:
         command += ["--tensor-parallel-size", str(gpus)]
-    made = container("vllm", settings.vllm_image, command=command, env=quiet | dict(env), mounts=mounts)
+    made = pod_container("vllm", settings.vllm_image, command=command, env=quiet | dict(env), mounts=mounts)
     health = {"httpGet": {"path": "/health", "port": "http"}}
     devices = {settings.gpu_resource: str(gpus)}
     key = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": settings.inference_secret, "key": "token"}}}
@@ -190,17 +192,18 @@ def pod(
     settings: ClusterSettings,
     labels: Mapping[str, str],
     *,
-    containers: Sequence[Manifest],
-    volumes: Sequence[Manifest],
-    init: Sequence[Manifest] = (),
-) -> Manifest:
+    containers: Sequence[ClusterObject],
+    volumes: Sequence[ClusterObject],
+    init: Sequence[ClusterObject] = (),
+) -> ClusterObject:
     """A pod under the cluster's restricted profile, without a token of the cluster's API."""
-    spec: Manifest = {
+    spec: ClusterObject = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 120,
         "securityContext": {
-            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsNonRoot": True, "runAsUser": SERVER_USER, "runAsGroup": SERVER_USER, "fsGroup": SERVER_USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": list(containers),
         "volumes": [scratch("tmp"), {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}, *volumes],
@@ -212,23 +215,23 @@ def pod(
     return {"metadata": {"labels": dict(labels)}, "spec": spec}
 
 
-def scratch(name: str, *, limit_bytes: int = 0) -> Manifest:
+def scratch(name: str, *, limit_bytes: int = 0) -> ClusterObject:
     return {"name": name, "emptyDir": {"sizeLimit": f"{-(-limit_bytes // 2**20)}Mi"} if limit_bytes else {}}
 
 
-def mount(name: str, path: str, *, read_only: bool = False, sub_path: str = "") -> Manifest:
-    found: Manifest = {"name": name, "mountPath": path}
+def mount(name: str, path: str, *, read_only: bool = False, sub_path: str = "") -> ClusterObject:
+    found: ClusterObject = {"name": name, "mountPath": path}
     return found | ({"readOnly": True} if read_only else {}) | ({"subPath": sub_path} if sub_path else {})
 
 
-def claim(name: str, claim_name: str) -> Manifest:
+def claim(name: str, claim_name: str) -> ClusterObject:
     return {"name": name, "persistentVolumeClaim": {"claimName": claim_name, "readOnly": True}}
 
 
 SERVER_MOUNTS = (mount("tmp", "/tmp"), mount("shm", "/dev/shm"))
 
 
-def only_callers(name: str, settings: ClusterSettings, labels: Mapping[str, str], selects: Mapping[str, str]) -> Manifest:
+def only_callers(name: str, settings: ClusterSettings, labels: Mapping[str, str], selects: Mapping[str, str]) -> ClusterObject:
     """Ingress from the servers' own namespace, the gateway's and the callers', to one port."""
     spaces = dict.fromkeys(space for space in (settings.namespace, settings.gateway_namespace, *settings.callers) if space)
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space}}} for space in spaces]
@@ -240,6 +243,6 @@ def only_callers(name: str, settings: ClusterSettings, labels: Mapping[str, str]
     return manifest("NetworkPolicy", name, settings, labels, spec, api_version="networking.k8s.io/v1")
 
 
-def to_yaml(objects: Iterable[Manifest]) -> str:
+def objects_yaml(objects: Iterable[ClusterObject]) -> str:
     """Returns one YAML document for each object, with fields in the usual order."""
     return "---\n".join(yaml.safe_dump(o, sort_keys=False, width=140) for o in objects)

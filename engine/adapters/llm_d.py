@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from core.base_models import ENGINE_RANKS, MAX_RANK
 from engine.adapters import cluster, serving_index
-from engine.adapters.cluster import ClusterSettings, Manifest
+from engine.adapters.cluster import ClusterObject, ClusterSettings
 from engine.training import ModelShape
 
-COMPONENT = "adapter-pool"
+POOL_COMPONENT = "adapter-pool"
 BASE, ADAPTERS = "/base-model", "/adapters"
 POOL_GROUP, REWRITE_GROUP = "inference.networking.k8s.io", "inference.networking.x-k8s.io"
 PLUGINS = "ft_adapter_index,ft_base_rows,ft_free_on_unload,ft_trained_prompts,ft_fair_turns"
@@ -27,7 +27,7 @@ LONGEST_NAME = 52
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
+class AdapterPool:
     """Servers of one base model."""
 
     base_model: str
@@ -55,23 +55,23 @@ class Pool:
     @property
     def name(self) -> str:
         """Digest of the bytes, not the model's id alone: servers of an updated base are a pool of their own."""
-        return cluster.object_name("ft-pool", self.base_model, self.base_digest[:12], longest=LONGEST_NAME)
+        return cluster.kubernetes_name("ft-pool", self.base_model, self.base_digest[:12], longest=LONGEST_NAME)
 
 
-def environment(pool: Pool, settings: ClusterSettings) -> dict[str, str]:
+def pool_environment(pool: AdapterPool, settings: ClusterSettings) -> dict[str, str]:
     """Environment variables with which the platform manages this pool; URLs of further pools go into the same variable."""
-    return {"FT_INFERENCE_URLS": ",".join(urls(pool, settings)), "FT_SERVED_ADAPTERS_DIR": ADAPTERS}
+    return {"FT_INFERENCE_URLS": ",".join(pool_urls(pool, settings)), "FT_SERVED_ADAPTERS_DIR": ADAPTERS}
 
 
-def urls(pool: Pool, settings: ClusterSettings) -> list[str]:
+def pool_urls(pool: AdapterPool, settings: ClusterSettings) -> list[str]:
     """Returns the URL of each replica, which stays when its pod is replaced."""
     return [f"http://{pool.name}-{number}.{pool.name}.{settings.namespace}.svc:{cluster.PORT}" for number in range(pool.replicas)]
 
 
-def render_pool(pool: Pool, settings: ClusterSettings) -> list[Manifest]:
+def render_pool(pool: AdapterPool, settings: ClusterSettings) -> list[ClusterObject]:
     """Returns a StatefulSet with its headless Service, NetworkPolicy and InferencePool."""
-    labels = cluster.labels(COMPONENT, pool.name, base_model=pool.base_model, base_digest=pool.base_digest[:12])
-    selects = cluster.selector(COMPONENT, pool.name)
+    labels = cluster.labels(POOL_COMPONENT, pool.name, base_model=pool.base_model, base_digest=pool.base_digest[:12])
+    selects = cluster.label_selector(POOL_COMPONENT, pool.name)
     traces = {"base_model": pool.base_model, "base_digest": pool.base_digest}
     template = cluster.pod(
         settings,
@@ -100,7 +100,7 @@ def render_pool(pool: Pool, settings: ClusterSettings) -> list[Manifest]:
     ]
 
 
-def _server(pool: Pool, settings: ClusterSettings) -> Manifest:
+def _server(pool: AdapterPool, settings: ClusterSettings) -> ClusterObject:
     slots = pool.max_loras * pool.shape.lora_parameters(pool.max_rank) * cluster.WEIGHT_BYTES
     max_model_len = min(pool.context_length, settings.max_model_len)
     gpus = cluster.num_gpus(pool.shape, settings, max_model_len=max_model_len, adapters_bytes=slots)
@@ -112,7 +112,7 @@ def _server(pool: Pool, settings: ClusterSettings) -> Manifest:
     env = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_PLUGINS": PLUGINS,
-        "FT_ADAPTER_INDEX": f"{ADAPTERS}/{serving_index.filename(pool.base_digest)}",
+        "FT_ADAPTER_INDEX": f"{ADAPTERS}/{serving_index.index_filename(pool.base_digest)}",
         "FT_BASE_DIGEST": pool.base_digest,
     }
     mounts = [
@@ -123,7 +123,7 @@ def _server(pool: Pool, settings: ClusterSettings) -> Manifest:
     return cluster.vllm_container(settings, args, gpus=gpus, env=env, mounts=mounts)
 
 
-def render_route(*, tenant: str, name: str, targets: Sequence[tuple[str, int]], pool: str, settings: ClusterSettings) -> Manifest:
+def render_route(*, tenant: str, name: str, targets: Sequence[tuple[str, int]], pool: str, settings: ClusterSettings) -> ClusterObject:
     """Returns a route that distributes requests for ``<tenant>/<name>`` between `targets`: the models' names on the servers of `pool`, with
     their weights.
 
@@ -135,7 +135,7 @@ def render_route(*, tenant: str, name: str, targets: Sequence[tuple[str, int]], 
         raise ValueError(f"route {name!r} has no target with a weight above 0; give one a weight")
     if over := [weight for _, weight in shares if weight > MAX_WEIGHT]:
         raise ValueError(f"weight {over[0]} exceeds {MAX_WEIGHT}; only their relation matters, so lower all of them")
-    made = cluster.object_name("ft-route", tenant, name)
+    made = cluster.kubernetes_name("ft-route", tenant, name)
     rule = {
         "matches": [{"model": {"type": "Exact", "value": f"{tenant}/{name}"}}],
         "targets": [{"modelRewrite": model, "weight": weight} for model, weight in shares],

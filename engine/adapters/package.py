@@ -19,13 +19,13 @@ from core.base_models import MAX_RANK
 from core.durable_files import sha256_of
 from core.errors import IntegrityError
 from engine.adapters import servability, tensors
-from engine.adapters.servability import MAGNITUDE, TENSOR, Refusal, rank_of, scale_of
+from engine.adapters.servability import TENSOR, Refusal
 from engine.adapters.tensors import TensorInfo
 
-WEIGHTS, CONFIG, MANIFEST = "adapter_model.safetensors", "adapter_config.json", "manifest.json"
+ADAPTER_WEIGHTS, ADAPTER_CONFIG, PACKAGE_MANIFEST = "adapter_model.safetensors", "adapter_config.json", "manifest.json"
 MAX_CONFIG_BYTES = 1 << 20
-ALLOWED_FILES = frozenset((WEIGHTS, CONFIG, MANIFEST))
-TOKENIZER = (
+ALLOWED_FILES = frozenset((ADAPTER_WEIGHTS, ADAPTER_CONFIG, PACKAGE_MANIFEST))
+TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json",
     "merges.txt", "chat_template.jinja",
 )  # fmt: skip
@@ -52,21 +52,23 @@ class Package:
         return tuple(sorted({m["module"].rsplit(".", 1)[-1] for m in map(TENSOR.fullmatch, self.weights) if m}))
 
 
-def read(directory: Path) -> Package:
+def read_package(directory: Path) -> Package:
     """Reads config and tensor shapes of the adapter in `directory`; ``IntegrityError`` if a file is missing or torn."""
-    for name in (CONFIG, WEIGHTS):
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if (directory / name).is_symlink() or not (directory / name).is_file():
-            raise IntegrityError(f"{directory} holds no file {name}; an adapter is {CONFIG} and {WEIGHTS}")
-    if (directory / CONFIG).stat().st_size > MAX_CONFIG_BYTES:
-        raise IntegrityError(f"{CONFIG} has more than {MAX_CONFIG_BYTES} bytes; it describes an adapter in a few thousand")
+            raise IntegrityError(f"{directory} holds no file {name}; an adapter is {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}")
+    if (directory / ADAPTER_CONFIG).stat().st_size > MAX_CONFIG_BYTES:
+        raise IntegrityError(f"{ADAPTER_CONFIG} has more than {MAX_CONFIG_BYTES} bytes; it describes an adapter in a few thousand")
     try:
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as e:
-        raise IntegrityError(f"{directory / CONFIG} is not JSON: {e}") from e
-    return Package(config=config, weights=tensors.header(directory / WEIGHTS))
+        raise IntegrityError(f"{directory / ADAPTER_CONFIG} is not JSON: {e}") from e
+    return Package(config=config, weights=tensors.tensor_header(directory / ADAPTER_WEIGHTS))
 
 
-def verify(directory: Path, *, base_shapes: Mapping[str, Sequence[int]], served_name: str, max_rank: int = MAX_RANK) -> list[Refusal]:
+def verify_package(
+    directory: Path, *, base_shapes: Mapping[str, Sequence[int]], served_name: str, max_rank: int = MAX_RANK
+) -> list[Refusal]:
     """Returns every reason why the adapter in `directory` may not be served on this base; empty if it may. Never raises, whatever the files
     hold.
 
@@ -78,7 +80,7 @@ def verify(directory: Path, *, base_shapes: Mapping[str, Sequence[int]], served_
     5. Every number is finite, and within the range of half precision.
     """
     try:
-        package = read(directory)
+        package = read_package(directory)
     except IntegrityError as e:
         return [Refusal(code="unreadable", detail=e.message)]
     found = [*unsafe_files(directory), *odd_files(directory)]
@@ -86,7 +88,7 @@ def verify(directory: Path, *, base_shapes: Mapping[str, Sequence[int]], served_
     found += refused
     if not any(r.code == "malformed_config" for r in refused):
         found += servability.of_tensors(package.config, package.weights, base_shapes)
-    return [*found, *_numbers(directory / WEIGHTS, package.weights)]
+    return [*found, *_numbers(directory / ADAPTER_WEIGHTS, package.weights)]
 
 
 def _numbers(path: Path, weights: Mapping[str, TensorInfo]) -> Iterator[Refusal]:
@@ -115,16 +117,16 @@ def odd_files(directory: Path) -> Iterator[Refusal]:
             )
 
 
-def write(source: Path, target: Path, *, served_name: str, base_digest: str) -> str:
+def write_package(source: Path, target: Path, *, served_name: str, base_digest: str) -> str:
     """Makes the package of a trained adapter in the new directory `target`; returns the sha256 of its manifest.
 
     The weights are copied unchanged; the config names the base as it is served (servers match it by that text).
     """
-    package = read(source)
+    package = read_package(source)
     target.mkdir(parents=True)
-    shutil.copyfile(source / WEIGHTS, target / WEIGHTS)
+    shutil.copyfile(source / ADAPTER_WEIGHTS, target / ADAPTER_WEIGHTS)
     config = {**package.config, "base_model_name_or_path": served_name, "inference_mode": True}
-    (target / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+    (target / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
     return write_manifest(target, served_name=served_name, base_digest=base_digest)
 
 
@@ -132,7 +134,7 @@ def write_manifest(target: Path, *, served_name: str, base_digest: str) -> str:
     """Lists the files of a package and the base that they came from; returns the sha256 of the list."""
     files = {p.name: {"sha256": sha256_of(p), "bytes": p.stat().st_size} for p in sorted(target.iterdir())}
     body = json.dumps({"format": 1, "base_model": served_name, "base_digest": base_digest, "files": files}, indent=2, sort_keys=True)
-    (target / MANIFEST).write_text(body, encoding="utf-8")
+    (target / PACKAGE_MANIFEST).write_text(body, encoding="utf-8")
     return hashlib.sha256(body.encode()).hexdigest()
 
 
@@ -149,17 +151,11 @@ def listed_files(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(entry["sha256"]) for name, entry in manifest["files"].items()}
 
 
-def check_files(directory: Path, *, manifest_sha256: str) -> list[Refusal]:
+def check_package_files(directory: Path, *, manifest_sha256: str) -> list[Refusal]:
     """Returns the differences between the files in `directory` and their manifest; empty if there are none."""
     try:
-        files = manifest_files((directory / MANIFEST).read_bytes(), sha256=manifest_sha256)
+        files = manifest_files((directory / PACKAGE_MANIFEST).read_bytes(), sha256=manifest_sha256)
     except (IntegrityError, OSError) as e:
         return [Refusal(code="manifest_mismatch", detail=str(e))]
     wrong = [name for name, sha in files.items() if not (directory / name).is_file() or sha256_of(directory / name) != sha]
     return [Refusal(code="manifest_mismatch", detail=f"{name} is absent or not the file that was registered") for name in wrong]
-
-
-__all__ = [
-    "ALLOWED_FILES", "CONFIG", "MAGNITUDE", "MANIFEST", "MAX_RANK", "TENSOR", "WEIGHTS", "Package", "Refusal", "check_files",
-    "listed_files", "manifest_files", "odd_files", "rank_of", "read", "scale_of", "unsafe_files", "verify", "write", "write_manifest",
-]  # fmt: skip

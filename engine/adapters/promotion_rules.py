@@ -25,15 +25,15 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.adapters.package import Refusal
-from engine.adapters.record import FULL, AdapterRecord
-from engine.adapters.stages import TRANSITIONS, Stage
+from engine.adapters.record import FULL_MODEL, AdapterRecord
+from engine.adapters.servability import Refusal
+from engine.adapters.stages import STAGE_TRANSITIONS, Stage
 from engine.adapters.whole_model import OWN_SERVER
 from engine.evals import Finding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class PromotionCandidate:
     """Input of promotion: the record, the served bases, and the findings in the files."""
 
     record: AdapterRecord
@@ -55,18 +55,18 @@ class Candidate:
     """Differences from the manifest (``package.check_files``), then what the servers could not serve (``package.verify``)."""
 
 
-def refusals(candidate: Candidate) -> list[Refusal]:
+def promotion_refusals(candidate: PromotionCandidate) -> list[Refusal]:
     """Returns why `candidate` may not be promoted, in the order of the rules; empty if it may."""
-    if candidate.record.type == FULL and not candidate.starts_servers:
+    if candidate.record.type == FULL_MODEL and not candidate.starts_servers:
         return [OWN_SERVER]
     return [*_record_refusals(candidate), *candidate.file_refusals]
 
 
-def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:
+def _record_refusals(candidate: PromotionCandidate) -> Iterator[Refusal]:
     record = candidate.record
     is_gated = record.stage == Stage.QUARANTINED and not record.is_cleared
-    if not is_gated and record.stage != Stage.PRODUCTION and Stage.PRODUCTION not in TRANSITIONS[record.stage]:
-        promotable = sorted(stage for stage, targets in TRANSITIONS.items() if Stage.PRODUCTION in targets)
+    if not is_gated and record.stage != Stage.PRODUCTION and Stage.PRODUCTION not in STAGE_TRANSITIONS[record.stage]:
+        promotable = sorted(stage for stage, targets in STAGE_TRANSITIONS.items() if Stage.PRODUCTION in targets)
         yield Refusal(code="stage", detail=f"it is {record.stage}; only {', '.join(promotable)} can be promoted")
     if not record.is_cleared:
         failed = [f for f in candidate.findings if f.blocking and not f.passed]
@@ -80,10 +80,10 @@ def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:
         yield mismatch
 
 
-def base_mismatch(candidate: Candidate) -> Refusal | None:
+def base_mismatch(candidate: PromotionCandidate) -> Refusal | None:
     """Returns why it may not be served on the served base, or on the one that servers load at their next start."""
     record, catalogue = candidate.record, candidate.catalogue_digest
-    if record.type == FULL:
+    if record.type == FULL_MODEL:
         return None
     wrong = [digest for digest in candidate.served_digests if digest not in candidate.accepted_digests]
     if wrong:

@@ -11,8 +11,8 @@ from typing import Final
 from core.errors import LineageIncomplete
 from engine.adapters.stages import Stage
 
-LORA: Final = "lora_adapter"
-FULL: Final = "full_model"
+LORA_ADAPTER: Final = "lora_adapter"
+FULL_MODEL: Final = "full_model"
 LORA_ONLY = frozenset({"rank", "alpha", "modules"})
 """Fields without a value for a full model."""
 
@@ -75,12 +75,12 @@ class AdapterRecord:
     @property
     def served_base(self) -> str:
         """Returns the base model of the servers that answer with it; a whole model has a server of its own, whose base it is."""
-        return self.name if self.type == FULL else self.base_model
+        return self.name if self.type == FULL_MODEL else self.base_model
 
 
 def check_complete(record: AdapterRecord) -> AdapterRecord:
     """Returns `record` if every link of its lineage exists; raises ``LineageIncomplete`` naming the gaps."""
-    optional = LORA_ONLY if record.type == FULL else frozenset()
+    optional = LORA_ONLY if record.type == FULL_MODEL else frozenset()
     required = [f.name for f in fields(record) if f.default is MISSING and f.name not in optional]
     gaps = [name for name in required if getattr(record, name) in (None, "", (), {})]
     if gaps:
@@ -107,13 +107,13 @@ class AdapterName:
         return f"ft:{self.base}:{self.tenant}:{self.suffix}"
 
 
-def make_name(base: str, tenant: str, suffix: str | None, opaque: str) -> AdapterName:
+def make_adapter_name(base: str, tenant: str, suffix: str | None, opaque: str) -> AdapterName:
     """Returns the name of a new adapter; the user's suffix is reduced to characters that are safe in a name."""
     safe = re.sub(r"[^a-z0-9_-]+", "-", (suffix or "").lower()).strip("-")[:64]
     return AdapterName(base=base, tenant=tenant, suffix=safe, opaque=opaque)
 
 
-def parse_name(name: str) -> AdapterName:
+def parse_adapter_name(name: str) -> AdapterName:
     """Inverse of ``str(AdapterName)``; ``ValueError`` for anything else."""
     head, *rest = name.rsplit(":", 3)
     if not head.startswith("ft:") or len(rest) != 3:

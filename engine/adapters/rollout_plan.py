@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LOADED, UNLOADED, FAILED = "loaded", "unloaded", "failed"
+LOADED, UNLOADED, LOAD_FAILED = "loaded", "unloaded", "failed"
 WITHDRAWN = "no longer desired"
 NOT_ACCEPTED = "not accepted on the bytes that this server serves"
 LONGEST_WAIT_S = 60.0
@@ -27,7 +27,7 @@ LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Desired:
+class DesiredAdapter:
     """One row of the desired state for one server."""
 
     name: str
@@ -45,14 +45,14 @@ class Desired:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Action:
+class RolloutAction:
     kind: Literal["load", "probe", "unload"]
     name: str
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class SeenOnServer:
     """State of one adapter on one server."""
 
     url: str
@@ -61,44 +61,44 @@ class Seen:
     detail: str | None
 
 
-def plan(desired: Sequence[Desired], served: Mapping[str, str], *, now: float) -> list[Action]:
+def plan_rollout(desired: Sequence[DesiredAdapter], served: Mapping[str, str], *, now: float) -> list[RolloutAction]:
     """Returns the actions that lead one server from `served` (directory by name) to `desired`; none if they agree."""
-    loads: list[Action] = []
-    unloads: list[Action] = []
+    loads: list[RolloutAction] = []
+    unloads: list[RolloutAction] = []
     for want in sorted(desired, key=lambda d: d.name):
         where = served.get(want.name)
         if want.loaded:
             loads += _towards(want, where, now)
         elif where is not None and now >= want.not_before:
-            unloads.append(Action(kind="unload", name=want.name, reason=WITHDRAWN))
+            unloads.append(RolloutAction(kind="unload", name=want.name, reason=WITHDRAWN))
     known = {want.name for want in desired}
     orphans = sorted(name for name in served if name not in known and name.startswith("ft:"))
-    return [*loads, *unloads, *(Action(kind="unload", name=name, reason="unknown") for name in orphans)]
+    return [*loads, *unloads, *(RolloutAction(kind="unload", name=name, reason="unknown") for name in orphans)]
 
 
-def _towards(want: Desired, where: str | None, now: float) -> list[Action]:
+def _towards(want: DesiredAdapter, where: str | None, now: float) -> list[RolloutAction]:
     if now < want.not_before:
         return []
     if where is not None and not want.accepted:
-        return [Action(kind="unload", name=want.name, reason=NOT_ACCEPTED)]
+        return [RolloutAction(kind="unload", name=want.name, reason=NOT_ACCEPTED)]
     if want.refused:
         return []
     if where is None:
-        return [Action(kind="load", name=want.name, reason="not served")]
+        return [RolloutAction(kind="load", name=want.name, reason="not served")]
     if where != want.directory:
         return [
-            Action(kind="unload", name=want.name, reason=f"served from {where}"),
-            Action(kind="load", name=want.name, reason="served from another directory"),
+            RolloutAction(kind="unload", name=want.name, reason=f"served from {where}"),
+            RolloutAction(kind="load", name=want.name, reason="served from another directory"),
         ]
-    return [] if want.proven else [Action(kind="probe", name=want.name, reason="not seen to answer yet")]
+    return [] if want.proven else [RolloutAction(kind="probe", name=want.name, reason="not seen to answer yet")]
 
 
-def wait_s(failures: int) -> float:
+def rollout_wait_s(failures: int) -> float:
     """Returns the seconds from the last of so many consecutive failed attempts to the next one: 1, 2, 4, ..., 60."""
     return min(LONGEST_WAIT_S, 2.0 ** min(failures - 1, 10)) if failures > 0 else 0.0
 
 
-def together(pool: Sequence[Seen], *, loaded: bool) -> tuple[str, str | None]:
+def pool_state(pool: Sequence[SeenOnServer], *, loaded: bool) -> tuple[str, str | None]:
     """Returns the state of an adapter on the servers of one base, and why it differs from what is desired (`loaded`); None if it does not.
 
     Desired loaded, it counts as ``loaded`` once every server that is ready serves it, and as ``failed`` when none does and one refused it
@@ -113,9 +113,9 @@ def together(pool: Sequence[Seen], *, loaded: bool) -> tuple[str, str | None]:
     detail = None if len(have) == len(pool) and pool else f"on {len(have)} of {len(pool)} inference servers; {others}".rstrip("; ")
     if ready and len(have) == len(ready):
         return LOADED, detail
-    return (FAILED if not have and any(s.observed == FAILED for s in ready) else UNLOADED), detail
+    return (LOAD_FAILED if not have and any(s.observed == LOAD_FAILED for s in ready) else UNLOADED), detail
 
 
-def _reason(seen: Seen) -> str:
+def _reason(seen: SeenOnServer) -> str:
     detail = seen.detail or "not loaded yet"
     return detail if seen.url in detail else f"{seen.url}: {detail}"

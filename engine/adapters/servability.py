@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.base_models import ENGINE_RANKS
-from engine.adapters.tensors import FLOATS, TensorInfo
+from engine.adapters.tensors import FLOAT_TYPES, TensorInfo
 from engine.training import HYPERPARAMETER_LIMITS
 
 MAX_ALPHA = HYPERPARAMETER_LIMITS["alpha"].high
@@ -222,10 +222,10 @@ def of_tensors(config: Mapping[str, Any], weights: Mapping[str, TensorInfo], bas
 
 
 def _types(weights: Mapping[str, TensorInfo]) -> Iterator[Refusal]:
-    odd = sorted(name for name, info in weights.items() if info.dtype not in FLOATS)
+    odd = sorted(name for name, info in weights.items() if info.dtype not in FLOAT_TYPES)
     if odd:
         dtype = weights[odd[0]].dtype[:16]
-        detail = f"{len(odd)} tensors are not {', '.join(FLOATS)}; the first is {odd[0][:160]} of type {dtype}"
+        detail = f"{len(odd)} tensors are not {', '.join(FLOAT_TYPES)}; the first is {odd[0][:160]} of type {dtype}"
         yield Refusal(code="dtype_not_servable", detail=detail)
 
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from core.errors import Conflict
 from engine.adapters import cluster
-from engine.adapters.cluster import ClusterSettings, Manifest
-from engine.adapters.record import FULL, AdapterRecord
+from engine.adapters.cluster import ClusterObject, ClusterSettings
+from engine.adapters.record import FULL_MODEL, AdapterRecord
 from engine.training import ModelShape
 
-COMPONENT = "model-server"
+SERVER_COMPONENT = "model-server"
 MODEL, BASES = "/model", "/base-models"
 FETCHES = "resources.inference.fetch_package"
 """Module of the init container."""
@@ -23,7 +23,7 @@ ROOM = 4
 """Bytes per parameter on the node: models trained in float32 are stored that way."""
 
 
-def render(
+def render_server(
     record: AdapterRecord,
     shape: ModelShape,
     settings: ClusterSettings,
@@ -31,20 +31,20 @@ def render(
     context_length: int,
     replicas: int = 1,
     tools: Sequence[str] = (),
-) -> list[Manifest]:
+) -> list[ClusterObject]:
     """Returns Deployment, Service and NetworkPolicy; `tools` are vLLM's arguments about tools. ``Conflict`` for an adapter, which shares a
     server."""
-    if record.type != FULL:
+    if record.type != FULL_MODEL:
         raise Conflict(
             f"{record.id} is an adapter: it is served beside others on the servers of {record.base_model}; promote it",
             code="shares_a_server",
             param="adapter_id",
         )
-    name = object_name(record)
+    name = server_object_name(record)
     context_length = min(context_length, settings.max_model_len)
     gpus = cluster.num_gpus(shape, settings, max_model_len=context_length)
-    labels = cluster.labels(COMPONENT, name, tenant=record.tenant_id, adapter=record.id, job=record.job_id)
-    selects = cluster.selector(COMPONENT, name)
+    labels = cluster.labels(SERVER_COMPONENT, name, tenant=record.tenant_id, adapter=record.id, job=record.job_id)
+    selects = cluster.label_selector(SERVER_COMPONENT, name)
     traces = {"model": record.name, "manifest_sha256": record.manifest_sha256, "base_model": record.base_model}
     template = cluster.pod(
         settings,
@@ -66,16 +66,16 @@ def render(
     ]
 
 
-def object_name(record: AdapterRecord) -> str:
-    return cluster.object_name("ft", record.id)
+def server_object_name(record: AdapterRecord) -> str:
+    return cluster.kubernetes_name("ft", record.id)
 
 
-def url(record: AdapterRecord, settings: ClusterSettings) -> str:
+def server_url(record: AdapterRecord, settings: ClusterSettings) -> str:
     """Returns the URL of a whole model's Service."""
-    return f"http://{object_name(record)}.{settings.namespace}.svc"
+    return f"http://{server_object_name(record)}.{settings.namespace}.svc"
 
 
-def _server(record: AdapterRecord, settings: ClusterSettings, *, gpus: int, context_length: int, tools: Sequence[str]) -> Manifest:
+def _server(record: AdapterRecord, settings: ClusterSettings, *, gpus: int, context_length: int, tools: Sequence[str]) -> ClusterObject:
     names = (record.name, f"{record.id}@sha256:{record.manifest_sha256}")
     args = ["--model", MODEL, "--served-model-name", *names, "--dtype", "bfloat16", "--max-model-len", str(context_length), *tools]
     args += cluster.TRAINED_PROMPTS
@@ -83,11 +83,11 @@ def _server(record: AdapterRecord, settings: ClusterSettings, *, gpus: int, cont
     return cluster.vllm_container(settings, args, gpus=gpus, env={}, mounts=mounts)
 
 
-def _fetch(record: AdapterRecord, settings: ClusterSettings) -> Manifest:
+def _fetch(record: AdapterRecord, settings: ClusterSettings) -> ClusterObject:
     command = ["python", *fetch_arguments(record, into=MODEL, base_dir=f"{BASES}/{record.base_digest}")]
     env: Mapping[str, str] = {"FT_OBJECT_STORE": settings.object_store, "FT_HOME": "/tmp/ft", "HOME": "/tmp"}
     mounts = [cluster.mount("tmp", "/tmp"), cluster.mount("model", MODEL), cluster.mount("base-models", BASES, read_only=True)]
-    made = cluster.container("fetch", settings.platform_image, command=command, env=env, mounts=mounts)
+    made = cluster.pod_container("fetch", settings.platform_image, command=command, env=env, mounts=mounts)
     limits = {"limits": {"cpu": "4", "memory": "4Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}}
     return made | {"envFrom": [{"secretRef": {"name": settings.credentials_secret}}], "resources": limits}
 

@@ -14,16 +14,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-PATTERN = "index-*.json"
+INDEX_PATTERN = "index-*.json"
 
 
-def filename(base_digest: str) -> str:
+def index_filename(base_digest: str) -> str:
     """Located beside the directories of the adapters."""
     return f"index-{base_digest[:16]}.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class IndexEntry:
     name: str
     directory: str
     """One path segment, below the directory of the index: each node may mount it anywhere."""
@@ -31,7 +31,7 @@ class Entry:
     base_digest: str
 
 
-def render(entries: Iterable[Entry]) -> bytes:
+def render(entries: Iterable[IndexEntry]) -> bytes:
     """Returns the index of `entries`: the same entries give the same bytes, in any order."""
     body: dict[str, dict[str, str]] = {}
     for entry in sorted(entries, key=lambda e: e.name):
@@ -41,7 +41,7 @@ def render(entries: Iterable[Entry]) -> bytes:
     return json.dumps(body, indent=1, sort_keys=True).encode()
 
 
-def write(path: Path, entries: Iterable[Entry]) -> bool:
+def write_index(path: Path, entries: Iterable[IndexEntry]) -> bool:
     """Replaces the index at `path` atomically; returns whether it changed."""
     body = render(entries)
     if path.is_file() and path.read_bytes() == body:

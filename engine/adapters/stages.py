@@ -35,10 +35,10 @@ class Stage(enum.StrEnum):
 
 
 S = Stage
-GRACE = timedelta(days=30)
+DEPRECATION_GRACE = timedelta(days=30)
 """Time from deprecation to deletion."""
 
-TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
+STAGE_TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
     S.DRAFT: frozenset({S.STAGING, S.PRODUCTION, S.QUARANTINED, S.DEPRECATED, S.ARCHIVED}),
     S.STAGING: frozenset({S.PRODUCTION, S.QUARANTINED, S.DEPRECATED, S.ARCHIVED}),
     S.PRODUCTION: frozenset({S.STAGING, S.DEPRECATED}),
@@ -50,7 +50,7 @@ TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
 
 def check_transition(adapter_id: str, current: Stage, target: Stage) -> None:
     """Refuses an illegal move and names the legal ones."""
-    if target in TRANSITIONS[current]:
+    if target in STAGE_TRANSITIONS[current]:
         return
-    legal = ", ".join(sorted(TRANSITIONS[current])) or "none: it is final"
+    legal = ", ".join(sorted(STAGE_TRANSITIONS[current])) or "none: it is final"
     raise Conflict(f"adapter {adapter_id} is {current} and cannot become {target}; legal next stages: {legal}", param="stage")

@@ -18,7 +18,7 @@ MAX_HEADER_BYTES = 100_000_000
 """Limit of the format itself."""
 CHUNK = 1 << 22
 """Values examined at once: limits memory, whatever the size of a tensor."""
-FLOATS = ("F32", "F16", "BF16")
+FLOAT_TYPES = ("F32", "F16", "BF16")
 """Types that servers accept for an adapter's weights."""
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
               "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
@@ -40,7 +40,7 @@ class TensorInfo:
     """Byte range in the file."""
 
 
-def header(path: Path) -> dict[str, TensorInfo]:
+def tensor_header(path: Path) -> dict[str, TensorInfo]:
     """Returns the tensors of a safetensors file by name; ``IntegrityError`` if it is not one, or torn."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -157,4 +157,4 @@ def weight_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
     shards = sorted(model_dir.glob("*.safetensors"))
     if not shards:
         raise IntegrityError(f"base model {model_dir} has no safetensors weights")
-    return {name: info.shape for shard in shards for name, info in header(shard).items()}
+    return {name: info.shape for shard in shards for name, info in tensor_header(shard).items()}

@@ -15,7 +15,8 @@ from typing import Any
 from core.base_models import text_config, ties_embeddings
 from core.errors import IntegrityError
 from engine.adapters import tensors
-from engine.adapters.package import CONFIG, Refusal, unsafe_files, write_manifest
+from engine.adapters.package import ADAPTER_CONFIG, unsafe_files, write_manifest
+from engine.adapters.servability import Refusal
 
 MODEL_CONFIG, INDEX, SHARDS = "config.json", "model.safetensors.index.json", "model*.safetensors"
 OWN_SERVER = Refusal(
@@ -30,12 +31,12 @@ SAME = (
 """Fields of the config that training cannot change."""
 
 
-def is_whole(directory: Path) -> bool:
+def is_whole_model(directory: Path) -> bool:
     """Returns whether `directory` holds a whole model instead of an adapter."""
-    return not (directory / CONFIG).is_file() and (directory / MODEL_CONFIG).is_file()
+    return not (directory / ADAPTER_CONFIG).is_file() and (directory / MODEL_CONFIG).is_file()
 
 
-def verify(directory: Path, *, base_dir: Path) -> list[Refusal]:
+def verify_whole_model(directory: Path, *, base_dir: Path) -> list[Refusal]:
     """Returns every reason why the model in `directory` cannot have been trained from `base_dir`; empty if it can.
 
     1. The files exist, are complete, and safetensors only.
@@ -51,7 +52,7 @@ def verify(directory: Path, *, base_dir: Path) -> list[Refusal]:
     tied = ties_embeddings(config)
     found = [*unsafe_files(directory), *_architecture(config, base_config), *_shapes(shapes, base_shapes, tied=tied)]
     shards = sorted(directory.glob(SHARDS))
-    bad = sorted(name for shard in shards for name in tensors.not_finite(shard, tensors.header(shard)))
+    bad = sorted(name for shard in shards for name in tensors.not_finite(shard, tensors.tensor_header(shard)))
     if bad:
         found.append(Refusal(code="not_finite", detail=f"{len(bad)} tensors hold NaN or infinity, the first is {bad[0]}"))
     return found
@@ -89,7 +90,7 @@ def _shapes(shapes: Mapping[str, Sequence[int]], base: Mapping[str, Sequence[int
             yield Refusal(code="shape_mismatch", detail=f"tensor {name} has shape {list(shape)}, the base model's has {list(base[name])}")
 
 
-def write(source: Path, target: Path, *, served_name: str, base_digest: str) -> str:
+def write_whole_model(source: Path, target: Path, *, served_name: str, base_digest: str) -> str:
     """Makes the package of a trained model in the new directory `target`; returns the sha256 of its manifest."""
     target.mkdir(parents=True)
     for path in (source / MODEL_CONFIG, source / INDEX, *sorted(source.glob(SHARDS))):

@@ -30,8 +30,7 @@ from control_plane.platform.protocols import Launcher
 from control_plane.platform.records import many
 from core import layout
 from core.errors import Conflict, FtError
-from engine.adapters.record import AdapterRecord
-from engine.adapters.stages import Stage
+from engine.adapters import AdapterRecord, Stage
 from engine.evals import PASSED, EvalConfig
 from ft_assets.evals import step
 from ft_assets.evals.step import Judged

@@ -23,11 +23,7 @@ from control_plane.platform.job_states import FINAL, JobState
 from control_plane.serving import accepted_bases
 from core.errors import Conflict
 from core.telemetry import spans
-from engine.adapters import promotion_rules
-from engine.adapters.package import Refusal
-from engine.adapters.record import LORA
-from engine.adapters.stages import Stage
-from engine.adapters.whole_model import OWN_SERVER
+from engine.adapters import LORA_ADAPTER, OWN_SERVER, Refusal, Stage, release_step
 from engine.evals import EvalConfig
 from ft_assets.evals.step import fetch_final
 
@@ -75,22 +71,22 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
 
 
 def _end_passed(platform: Platform, job: Job, made: Adapter, rules: EvalConfig, warning: Event | None) -> Adapter:
-    requested = made.type == LORA and job.request.get("auto_promote", True)
+    requested = made.type == LORA_ADAPTER and job.request.get("auto_promote", True)
     is_shelved = rules.mode == "experiment" and not requested
     update = None
-    passed = f"{'Adapter' if made.type == LORA else 'Model'} {made.name} "
+    passed = f"{'Adapter' if made.type == LORA_ADAPTER else 'Model'} {made.name} "
     verdict = "was not gated" if rules.mode == "off" else "passed its gate"
     passed += verdict if warning is None else "failed monitored rules, which do not block it,"
     if is_shelved:
         message = f"{passed} and is in {made.stage}; promote it with `ft promote {made.id}`."
-    elif made.type == LORA and (update := _order_on_present_base(platform, made)) is not None:
+    elif made.type == LORA_ADAPTER and (update := _order_on_present_base(platform, made)) is not None:
         made, then = _held_back(platform, made, rules, promoted=requested)
         message = f"{passed} on the base that it was trained on, which was updated meanwhile; evaluation {update} judges it on the present "
         message += f"one. Once that has passed: {then}."
     elif rules.approval == "required":
         made = _await_approval(platform, made)
         message = f"{passed} and waits in {made.stage} for approval: `ft adapters approve {made.id}`, with a key that may write."
-    elif made.type != LORA:
+    elif made.type != LORA_ADAPTER:
         then = f"promote it with `ft promote {made.id}`" if platform.servers is not None else OWN_SERVER.detail
         message = f"{passed} and is in {made.stage}; it is not served yet: {then}."
     elif not requested:
@@ -104,7 +100,7 @@ def _end_passed(platform: Platform, job: Job, made: Adapter, rules: EvalConfig, 
         error = {"code": "not_servable", "message": message, "param": None}
         _end(platform, job.id, JobState.FAILED, message, warning, adapter_id=made.id, error=error)
         return made
-    if rules.mode == "monitor" and made.type == LORA and update is None:
+    if rules.mode == "monitor" and made.type == LORA_ADAPTER and update is None:
         evaluations.request(platform, made.tenant_id, made.id, kind=evaluations.MONITOR)
     results.store(platform, made.tenant_id, job.id)
     ended = _end(platform, job.id, JobState.SUCCEEDED, message, warning, adapter_id=made.id, fine_tuned_model=made.name)
@@ -157,7 +153,7 @@ def _end_quarantined(
     can_be_served = bool(failed) and all(f.rule != "adapter_applied" for f in failed) and not any(r.is_fault for r in refused)
     why = "; ".join(filter(None, [evaluated.verdict.why_not, *(f"{r.code}: {r.detail}" for r in refused)]))
     message = f"Trained, not approved: {why}. {evaluated.advised} The model is kept and not served ({made.id}); "
-    message += f"{promotion_rules.release_step(made, evaluated.verdict.findings, refused, policy=platform.settings.release_policy)}."
+    message += f"{release_step(made, evaluated.verdict.findings, refused, policy=platform.settings.release_policy)}."
     error = {"code": "gate_failed", "message": message, "param": None}
     with platform.engine.begin() as conn:
         answer_cache.forget(conn, made.tenant_id, job_id)

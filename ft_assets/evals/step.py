@@ -45,7 +45,7 @@ from core.errors import Conflict, FtError, InvalidRequest, NotAdmitted, Unavaila
 from core.retries import RetryPolicy, with_retries
 from core.telemetry import correlation
 from core.workload import Kind, Workload
-from engine.adapters import package
+from engine.adapters import ADAPTER_CONFIG, PACKAGE_MANIFEST, manifest_files
 from engine.data.tokens.call_form import CallForm
 from engine.evals import (
     BUILTIN_CLASSIFIER,
@@ -131,8 +131,8 @@ def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *
 def _own_rules(platform: Platform, job: Job, weights: StoredWeights) -> EvalConfig:
     """Returns the questions of a job's own evaluation; a whole model is evaluated only this once, and so completely."""
     rules = parse_eval_config(job.request.get("eval_config"))
-    manifest = platform.objects.get_bytes(f"{weights.prefix}/{package.MANIFEST}")
-    is_adapter = package.CONFIG in package.manifest_files(manifest, sha256=weights.manifest_sha256)
+    manifest = platform.objects.get_bytes(f"{weights.prefix}/{PACKAGE_MANIFEST}")
+    is_adapter = ADAPTER_CONFIG in manifest_files(manifest, sha256=weights.manifest_sha256)
     return short_config(rules) if is_adapter else rules
 
 

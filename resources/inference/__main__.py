@@ -9,9 +9,9 @@ from pathlib import Path
 
 from control_plane.platform import settings
 from control_plane.platform.secrets import inference_token
-from core.base_models import model_digest
+from core.base_models import MAX_RANK, model_digest
 from core.telemetry import logs
-from engine.adapters import package, tensors
+from engine.adapters import weight_shapes
 from resources import http_server
 
 UNUSED = ("scipy", "boto3")
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     server = Server(
         engine,
         served_name=args.served_name,
-        base_shapes=tensors.weight_shapes(args.model_dir),
+        base_shapes=weight_shapes(args.model_dir),
         max_resident=args.max_adapters,
         max_rank=args.max_lora_rank,
         base_digest=digest,
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the engine")
     parser.add_argument("--max-batch", type=int, default=32, help="requests answered together")
     parser.add_argument("--max-adapters", type=int, default=32, help="adapters kept in memory; others are read again when asked for")
-    parser.add_argument("--max-lora-rank", type=int, default=package.MAX_RANK)
+    parser.add_argument("--max-lora-rank", type=int, default=MAX_RANK)
     return parser
 
 

@@ -16,7 +16,7 @@ from control_plane.platform import settings as settings_module
 from control_plane.platform.protocols import ObjectStore
 from core.base_models import CHANGED, model_digest
 from core.errors import FtError, IntegrityError
-from engine.adapters import package, whole_model
+from engine.adapters import MODEL_CONFIG, PACKAGE_MANIFEST, TOKENIZER_FILES, check_package_files, is_whole_model, manifest_files
 from resources import object_store
 
 GENERATION = "generation_config.json"
@@ -47,12 +47,12 @@ def fetch(store: ObjectStore, prefix: str, *, manifest_sha256: str, into: Path) 
     into.mkdir(parents=True, exist_ok=True)
     for old in into.iterdir():
         shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
-    store.get_file(f"{prefix}/{package.MANIFEST}", into / package.MANIFEST)
-    for name in package.manifest_files((into / package.MANIFEST).read_bytes(), sha256=manifest_sha256):
+    store.get_file(f"{prefix}/{PACKAGE_MANIFEST}", into / PACKAGE_MANIFEST)
+    for name in manifest_files((into / PACKAGE_MANIFEST).read_bytes(), sha256=manifest_sha256):
         if Path(name).name != name:
             raise IntegrityError(f"the manifest under {prefix} lists {name!r}, which is not the name of a file beside it")
         store.get_file(f"{prefix}/{name}", into / name)
-    if wrong := package.check_files(into, manifest_sha256=manifest_sha256):
+    if wrong := check_package_files(into, manifest_sha256=manifest_sha256):
         raise IntegrityError(f"{prefix}: {'; '.join(r.detail for r in wrong)}; restore its files from a backup")
 
 
@@ -63,9 +63,9 @@ def add_tokenizer(base_dir: Path, *, base_digest: str, into: Path) -> None:
         raise IntegrityError(
             f"the base model in {base_dir} has digest {actual}, but the model was trained from {base_digest}", code=CHANGED
         )
-    if not whole_model.is_whole(into):
-        raise IntegrityError(f"{into} has no {whole_model.MODEL_CONFIG}: it is an adapter, which does not get its own server")
-    for name in (*package.TOKENIZER, GENERATION):
+    if not is_whole_model(into):
+        raise IntegrityError(f"{into} has no {MODEL_CONFIG}: it is an adapter, which does not get its own server")
+    for name in (*TOKENIZER_FILES, GENERATION):
         if (base_dir / name).is_file() and not (into / name).exists():
             shutil.copyfile(base_dir / name, into / name)
 

@@ -18,17 +18,25 @@ from control_plane.platform.protocols import ModelServer
 from core.base_models import MAX_RANK, Catalogue
 from core.errors import FtError
 from core.telemetry.logs import warn_once
-from engine.adapters import cluster, llm_d, servers
-from engine.adapters.cluster import ClusterSettings, Manifest
-from engine.adapters.llm_d import Pool
-from engine.adapters.record import AdapterRecord
+from engine.adapters import (
+    POOL_COMPONENT,
+    SERVER_COMPONENT,
+    AdapterPool,
+    AdapterRecord,
+    ClusterObject,
+    ClusterSettings,
+    label_selector,
+    server_object_name,
+    server_url,
+)
+from engine.adapters import pool_urls as urls_of_pool
 from resources.launcher.kubernetes_api import DEPLOYMENTS, PODS, STATEFUL_SETS, KubernetesApi, Resource
 from resources.launcher.kubernetes_status import STARTING
 
 KEPT = "app.kubernetes.io/managed-by=ft-platform"
 APPLIED_S = 300.0
 """Seconds after which objects are applied again, in case somebody changed or deleted one."""
-COMPONENTS = {DEPLOYMENTS: servers.COMPONENT, STATEFUL_SETS: llm_d.COMPONENT}
+COMPONENTS = {DEPLOYMENTS: SERVER_COMPONENT, STATEFUL_SETS: POOL_COMPONENT}
 """What a server or a pool is, and its component in the labels."""
 WORKLOADS = {resource.kind: resource for resource in COMPONENTS}
 REFUSALS = ("cluster_refused", "invalid_cluster")
@@ -48,7 +56,7 @@ class KubernetesServers:
     max_rank: int = MAX_RANK
     """Highest rank that the servers of pools load."""
     clock: Callable[[], float] = time.monotonic
-    _applied: dict[str, tuple[Sequence[Manifest], float]] = field(default_factory=dict, init=False)
+    _applied: dict[str, tuple[Sequence[ClusterObject], float]] = field(default_factory=dict, init=False)
     """By name of a Deployment or StatefulSet: its objects, and until when they count as applied."""
 
     @cached_property
@@ -65,7 +73,7 @@ class KubernetesServers:
             for resource, component in COMPONENTS.items()
             for each in self._list(resource, f"app.kubernetes.io/component={component}")
         }
-        wanted = {servers.object_name(model): model for model in models}
+        wanted = {server_object_name(model): model for model in models}
         found = {model.id: self._keep_model(model, there.get(name)) for name, model in wanted.items()}
         pools = {pool.name: pool for pool in self._pools()}
         for name, pool in pools.items():
@@ -79,16 +87,16 @@ class KubernetesServers:
 
     def pool_urls(self) -> Sequence[str]:
         try:
-            return [url for pool in self._pools() for url in llm_d.urls(pool, self.settings)]
+            return [url for pool in self._pools() for url in urls_of_pool(pool, self.settings)]
         except FtError as error:
             warn_once(log, f"no pools are known: {error.message}")
             return ()
 
-    def _list(self, resource: Resource, labels: str) -> Iterator[Manifest]:
+    def _list(self, resource: Resource, labels: str) -> Iterator[ClusterObject]:
         """Yield objects with their kind, which the API leaves out of lists."""
         yield from ({**each, "kind": resource.kind} for each in self.api.list(resource, self.settings.namespace, labels=labels))
 
-    def _pools(self) -> Iterator[Pool]:
+    def _pools(self) -> Iterator[AdapterPool]:
         """Return the pools of models that the catalogue has; as long as one is missing from it, no pool is deleted."""
         for model, size in self.settings.pools.items():
             try:
@@ -96,8 +104,8 @@ class KubernetesServers:
             except FtError as error:
                 warn_once(log, f"pool {model} is left out: {error.message}")
 
-    def _keep_model(self, model: AdapterRecord, there: Manifest | None) -> ModelServer:
-        url = servers.url(model, self.settings)
+    def _keep_model(self, model: AdapterRecord, there: ClusterObject | None) -> ModelServer:
+        url = server_url(model, self.settings)
         if there is not None and (why := _untouched(there)):
             return ModelServer(problem=why)
         try:
@@ -107,7 +115,7 @@ class KubernetesServers:
             return ModelServer(url=url if there else "", problem=error.message, refused=not there and error.code in REFUSALS)
         return ModelServer(url=url, problem=problem)
 
-    def _keep_pool(self, pool: Pool, there: Manifest | None) -> None:
+    def _keep_pool(self, pool: AdapterPool, there: ClusterObject | None) -> None:
         try:
             if there is not None and (why := _untouched(there)):
                 warn_once(log, f"pool {pool.base_model} is not kept: {why}")
@@ -117,7 +125,7 @@ class KubernetesServers:
         except FtError as error:
             warn_once(log, f"pool {pool.base_model} cannot be kept: {error.message}")
 
-    def _apply(self, made: Sequence[Manifest], there: Manifest | None) -> None:
+    def _apply(self, made: Sequence[ClusterObject], there: ClusterObject | None) -> None:
         """Apply a server's objects, unless all of them were applied as they are a short while ago."""
         (workload,) = (each for each in made if each["kind"] in WORKLOADS)
         about = workload["metadata"]
@@ -131,7 +139,7 @@ class KubernetesServers:
                 self.api.apply(_kept(each, ownerReferences=[owner]))
         self._applied[about["name"]] = made, self.clock() + APPLIED_S
 
-    def _delete(self, there: Manifest) -> None:
+    def _delete(self, there: ClusterObject) -> None:
         """Delete a Deployment or StatefulSet, which is listed until its pods are gone."""
         name = there["metadata"]["name"]
         self._applied.pop(name, None)
@@ -143,37 +151,37 @@ class KubernetesServers:
 
     def _trouble(self, model: AdapterRecord) -> str | None:
         """Return why a model's pods do not serve, in the cluster's words; None while they start."""
-        selector = cluster.selector(servers.COMPONENT, servers.object_name(model))
+        selector = label_selector(SERVER_COMPONENT, server_object_name(model))
         pods = self.api.list(PODS, self.settings.namespace, labels=",".join(f"{key}={value}" for key, value in selector.items()))
         return next((trouble for pod in pods for trouble in _troubles(pod)), None)
 
 
-def _kept(made: Manifest, **about: Any) -> Manifest:
+def _kept(made: ClusterObject, **about: Any) -> ClusterObject:
     label, _, value = KEPT.partition("=")
     return {**made, "metadata": {**made["metadata"], **about, "labels": {**made["metadata"]["labels"], label: value}}}
 
 
-def _is_kept(there: Manifest) -> bool:
+def _is_kept(there: ClusterObject) -> bool:
     label, _, value = KEPT.partition("=")
     return bool(there["metadata"]["labels"].get(label) == value)
 
 
-def _is_ending(there: Manifest) -> bool:
+def _is_ending(there: ClusterObject) -> bool:
     return "deletionTimestamp" in there["metadata"]
 
 
-def _untouched(there: Manifest) -> str | None:
+def _untouched(there: ClusterObject) -> str | None:
     """Return why nothing is applied to a Deployment or StatefulSet; None if it is the platform's and not being deleted."""
     if not _is_kept(there):
         return f"{there['kind']} {there['metadata']['name']} was not applied by this platform; delete it to have the platform run it"
     return "its server is still ending" if _is_ending(there) else None
 
 
-def _is_available(deployment: Manifest) -> bool:
+def _is_available(deployment: ClusterObject) -> bool:
     return bool(deployment.get("status", {}).get("availableReplicas"))
 
 
-def _troubles(pod: Manifest) -> Iterator[str]:
+def _troubles(pod: ClusterObject) -> Iterator[str]:
     """Yield reasons, and no messages of containers: those are their logs, which are the operator's."""
     status = pod["status"]
     for condition in status.get("conditions", ()):

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from core.base_models import MAX_RANK
 from core.durable_files import sha256_of
-from engine.adapters import package
-from engine.adapters.package import Refusal
+from engine.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PACKAGE_MANIFEST, Refusal, verify_package
 
 if TYPE_CHECKING:
     from resources.inference.engine.lora import LoraPair
@@ -62,7 +62,7 @@ class AdapterStore:
         base_name: str,
         base_shapes: Mapping[str, Sequence[int]],
         max_resident: int = 32,
-        max_rank: int = package.MAX_RANK,
+        max_rank: int = MAX_RANK,
         base_digest: str | None = None,
     ) -> None:
         self._engine, self.base_name, self._base_shapes = engine, base_name, base_shapes
@@ -92,7 +92,7 @@ class AdapterStore:
                 )
             if name == self.base_name:
                 raise AdapterError(f"'{name}' is the name of the base model.", kind="InvalidUserInput")
-            if not (directory / package.CONFIG).is_file():
+            if not (directory / ADAPTER_CONFIG).is_file():
                 raise AdapterError(f"No adapter found for {directory}", kind="NotFoundError", status=404)
             content = await asyncio.to_thread(self._checked, directory)
             if self._history.get(name, content) != content:
@@ -189,17 +189,17 @@ class AdapterStore:
         """Verify the adapter's package and return the digests of its files."""
         found: list[Refusal]
         try:
-            found = package.verify(directory, base_shapes=self._base_shapes, served_name=self.base_name, max_rank=self._max_rank)
+            found = verify_package(directory, base_shapes=self._base_shapes, served_name=self.base_name, max_rank=self._max_rank)
             found += self._other_base(directory)
             if not found:
-                return sha256_of(directory / package.CONFIG), sha256_of(directory / package.WEIGHTS)
+                return sha256_of(directory / ADAPTER_CONFIG), sha256_of(directory / ADAPTER_WEIGHTS)
         except OSError as e:
             raise AdapterError(f"No adapter found for {directory}: {e.strerror}", kind="NotFoundError", status=404) from e
         raise AdapterError("; ".join(f"{r.code}: {r.detail}" for r in found))
 
     def _other_base(self, directory: Path) -> list[Refusal]:
         """Refuse an adapter whose manifest, if it has one, names another base digest: its evaluation holds only on that base."""
-        manifest = directory / package.MANIFEST
+        manifest = directory / PACKAGE_MANIFEST
         if self._base_digest is None or not manifest.is_file():
             return []
         trained_on = json.loads(manifest.read_text(encoding="utf-8")).get("base_digest")

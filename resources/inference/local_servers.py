@@ -30,8 +30,7 @@ from core.errors import FtError
 from core.layout import checked_id
 from core.telemetry.logs import warn_once
 from core.typed_json import from_json
-from engine.adapters import rollout_plan, servers
-from engine.adapters.record import AdapterRecord
+from engine.adapters import AdapterRecord, fetch_arguments, rollout_wait_s
 from resources.launcher.local_processes import REPOSITORY, workload_environment
 from resources.launcher.process_identity import alive, identity
 from resources.launcher.workload_watcher import write_json
@@ -119,7 +118,7 @@ class LocalServers:
         problem = f"its server ended: {_last_line(directory)}"
         ended_at = self._ended_at.setdefault(last.pid, time.time())
         failures = 0 if ended_at - last.started_at > SETTLED_S else last.failures + 1
-        if time.time() < ended_at + rollout_plan.wait_s(failures):
+        if time.time() < ended_at + rollout_wait_s(failures):
             return ModelServer(problem=problem)
         url = self._start(model, directory, port=last.port, failures=failures)
         del self._ended_at[last.pid]
@@ -131,7 +130,7 @@ class LocalServers:
         directory.mkdir(parents=True, exist_ok=True)
         port = port if port and _is_free(port) else _free_port()
         files = str((directory / "model").absolute())
-        fetch = [sys.executable, *servers.fetch_arguments(model, into=files, base_dir=str(base_dir))]
+        fetch = [sys.executable, *fetch_arguments(model, into=files, base_dir=str(base_dir))]
         serve = [sys.executable, "-m", "resources.inference", "--model-dir", files, "--served-name", model.name, "--port", str(port)]
         with (directory / "log").open("ab") as output:
             child = subprocess.Popen(

@@ -18,8 +18,7 @@ from kubernetes.informer import ADDED, DELETED, ERROR, MODIFIED, SharedInformer
 
 from control_plane.capacity import kueue
 from core.errors import Conflict, FtError, Unavailable
-from engine.adapters import llm_d
-from engine.adapters.cluster import Manifest
+from engine.adapters import POOL_GROUP, ClusterObject
 
 TIMEOUT_S = (5.0, 30.0)
 """Seconds to connect, and between two bytes."""
@@ -66,7 +65,7 @@ PRIORITY_CLASSES = Resource("WorkloadPriorityClass", kueue.API, "workloadpriorit
 DEPLOYMENTS = Resource("Deployment", "apps/v1", "deployments")
 STATEFUL_SETS = Resource("StatefulSet", "apps/v1", "statefulsets")
 SERVICES = Resource("Service", "v1", "services")
-INFERENCE_POOLS = Resource("InferencePool", f"{llm_d.POOL_GROUP}/v1", "inferencepools")
+INFERENCE_POOLS = Resource("InferencePool", f"{POOL_GROUP}/v1", "inferencepools")
 BY_KIND: Mapping[str, Resource] = {
     each.kind: each
     for each in (
@@ -108,7 +107,7 @@ class KubernetesApi:
             raise Conflict(f"no Kubernetes cluster is configured ({error}); run in a pod, or set KUBECONFIG", code="no_cluster") from error
         return cls(ApiClient(settings))
 
-    def about(self, path: str) -> tuple[Manifest, str] | None:
+    def about(self, path: str) -> tuple[ClusterObject, str] | None:
         """Return what the server says of itself, at ``/version`` or a group's path, with the ``Date`` of the answer; None if there is
         nothing."""
         try:
@@ -117,35 +116,35 @@ class KubernetesApi:
             return None
         return answer.json(), answer.headers["date"]
 
-    def get(self, resource: Resource, name: str, namespace: str = "") -> Manifest | None:
+    def get(self, resource: Resource, name: str, namespace: str = "") -> ClusterObject | None:
         """Return an object; None if there is none."""
         try:
-            found: Manifest = self._request("GET", resource.path(namespace, name)).json()
+            found: ClusterObject = self._request("GET", resource.path(namespace, name)).json()
             return found
         except _Missing:
             return None
 
-    def list(self, resource: Resource, namespace: str = "", *, labels: str) -> list[Manifest]:
+    def list(self, resource: Resource, namespace: str = "", *, labels: str) -> list[ClusterObject]:
         """Return the objects that the selector `labels` matches, of all namespaces by default."""
         return list(self._request("GET", resource.path(namespace), {"labelSelector": labels}).json()["items"])
 
-    def create(self, manifest: Manifest) -> Manifest:
+    def create(self, manifest: ClusterObject) -> ClusterObject:
         """Create an object; :class:`Exists` if its name is taken, ``Unavailable`` while its namespace does not exist."""
         resource, namespace = _of(manifest)
         try:
-            made: Manifest = self._request("POST", resource.path(namespace), body=manifest).json()
+            made: ClusterObject = self._request("POST", resource.path(namespace), body=manifest).json()
             return made
         except _Missing as error:
             raise Unavailable(f"namespace {namespace} does not exist yet: {error.message}", code="cluster_unavailable") from error
 
-    def apply(self, manifest: Manifest) -> Manifest:
+    def apply(self, manifest: ClusterObject) -> ClusterObject:
         """Create an object or change it, so that it has the fields of `manifest`; returns it as it is then."""
         resource, namespace = _of(manifest)
         path = resource.path(namespace, manifest["metadata"]["name"])
-        made: Manifest = self._request("PATCH", path, {"fieldManager": OWNER, "force": "true"}, manifest, APPLY).json()
+        made: ClusterObject = self._request("PATCH", path, {"fieldManager": OWNER, "force": "true"}, manifest, APPLY).json()
         return made
 
-    def patch(self, resource: Resource, name: str, namespace: str, changes: Manifest) -> bool:
+    def patch(self, resource: Resource, name: str, namespace: str, changes: ClusterObject) -> bool:
         """Merge `changes` into an object; returns whether there is one. :class:`Outdated` if they name another resource version."""
         try:
             self._request("PATCH", resource.path(namespace, name), body=changes, content_type=MERGE)
@@ -191,7 +190,7 @@ class KubernetesApi:
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: Manifest | None = None,
+        body: ClusterObject | None = None,
         content_type: str = "application/json",
         timeout: tuple[float, float] = TIMEOUT_S,
     ) -> urllib3.HTTPResponse:
@@ -241,7 +240,7 @@ def _error(status: int, text: str, what: str) -> FtError:
     return Unavailable(message, code="cluster_unavailable")
 
 
-def _of(manifest: Manifest) -> tuple[Resource, str]:
+def _of(manifest: ClusterObject) -> tuple[Resource, str]:
     return BY_KIND[manifest["kind"]], manifest["metadata"].get("namespace", "")
 
 
@@ -254,12 +253,12 @@ class Cache:
         resource: Resource,
         *,
         labels: str,
-        key: Callable[[Manifest], str],
-        group: Callable[[Manifest], str] | None = None,
-        seen: Callable[[Manifest], None] | None = None,
+        key: Callable[[ClusterObject], str],
+        group: Callable[[ClusterObject], str] | None = None,
+        seen: Callable[[ClusterObject], None] | None = None,
     ) -> None:
         self._current, self._closing = threading.Event(), threading.Event()
-        self._key, self._group, self._groups = key, group, dict[str, dict[str, Manifest]]()
+        self._key, self._group, self._groups = key, group, dict[str, dict[str, ClusterObject]]()
         listing = api.listing(resource, labels=labels, watched=self._current.set)
         self._informer = SharedInformer(listing, resync_period=WATCH_S, key_func=key)
         self._informer.add_event_handler(ERROR, self._failed)
@@ -281,26 +280,26 @@ class Cache:
         """Whether changes arrive; otherwise it may hold what is long gone."""
         return self._current.is_set()
 
-    def get(self, key: str) -> Manifest | None:
-        found: Manifest | None = self._informer.cache.get_by_key(key)
+    def get(self, key: str) -> ClusterObject | None:
+        found: ClusterObject | None = self._informer.cache.get_by_key(key)
         return found
 
-    def group(self, name: str) -> list[Manifest]:
+    def group(self, name: str) -> list[ClusterObject]:
         """Return the objects of which `group` returns this name."""
         return list(self._groups.get(name, {}).values())
 
-    def __iter__(self) -> Iterator[Manifest]:
+    def __iter__(self) -> Iterator[ClusterObject]:
         return iter(self._informer.cache.list())
 
     def close(self) -> None:
         self._closing.set()
         self._informer.stop()
 
-    def _join(self, found: Manifest) -> None:
+    def _join(self, found: ClusterObject) -> None:
         assert self._group is not None
         self._groups.setdefault(self._group(found), {})[self._key(found)] = found
 
-    def _leave(self, gone: Manifest) -> None:
+    def _leave(self, gone: ClusterObject) -> None:
         assert self._group is not None
         left = self._groups.get(name := self._group(gone), {})
         left.pop(self._key(gone), None)

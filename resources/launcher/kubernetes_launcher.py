@@ -17,7 +17,7 @@ from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from core.errors import FtError, InvalidRequest, Unavailable
 from core.retries import RetryPolicy, with_retries
 from core.workload import Workload
-from engine.adapters.cluster import Manifest, label
+from engine.adapters import ClusterObject, label_value
 from engine.scheduler import Pool
 from resources.launcher import kubernetes_manifests as manifests
 from resources.launcher.kubernetes_api import (
@@ -135,7 +135,7 @@ class KubernetesLauncher:
             return found is not None and bool(found["data"]["starter"] == starter)
         return True
 
-    def _start(self, job: Manifest, owned: Sequence[Manifest]) -> WorkloadStatus:
+    def _start(self, job: ClusterObject, owned: Sequence[ClusterObject]) -> WorkloadStatus:
         """Create the Job, and before it what its pods need. If that fails, the name stays used: others may wait for its end already."""
         for manifest in owned:
             self._made(manifest)
@@ -145,10 +145,10 @@ class KubernetesLauncher:
             self._api.patch(BY_KIND[manifest["kind"]], about["name"], about["namespace"], manifests.owned_by(made))
         return status_of(Found(job=made, pods=(), queued=None), now=self._clock())
 
-    def _made(self, manifest: Manifest) -> Manifest:
+    def _made(self, manifest: ClusterObject) -> ClusterObject:
         """Create an object, or return the one that an earlier try created."""
 
-        def create() -> Manifest:
+        def create() -> ClusterObject:
             try:
                 return self._api.create(manifest)
             except Exists as error:
@@ -159,10 +159,10 @@ class KubernetesLauncher:
 
         return with_retries(create, self.start_retries)
 
-    def _marker(self, name: str) -> Manifest | None:
+    def _marker(self, name: str) -> ClusterObject | None:
         return self._api.get(CONFIG_MAPS, name_of(name), self._namespace)
 
-    def _unstarted(self, name: str, marker: Manifest | None) -> WorkloadStatus:
+    def _unstarted(self, name: str, marker: ClusterObject | None) -> WorkloadStatus:
         """Return the status of a workload without a Job: one whose start was interrupted, or whose Job is gone, is lost."""
         if marker is None:
             return WorkloadStatus(name=name, phase=WorkloadPhase.ABSENT)
@@ -172,14 +172,14 @@ class KubernetesLauncher:
 
     def _found(self, name: str) -> Found | None:
         """Return the objects of a workload: from the cache, if it is current and has the Job."""
-        if self._follows and all(cache.is_current for cache in self._caches) and (job := self._jobs.get(label(name))) is not None:
-            return Found(job=job, pods=self._pods.group(label(name)), queued=self._queued.get(job["metadata"]["uid"]))
+        if self._follows and all(cache.is_current for cache in self._caches) and (job := self._jobs.get(label_value(name))) is not None:
+            return Found(job=job, pods=self._pods.group(label_value(name)), queued=self._queued.get(job["metadata"]["uid"]))
         if (marker := self._marker(name)) is None or FORGOTTEN in marker["metadata"]["labels"]:
             return None
         namespace = marker["data"]["namespace"]
         if (job := self._api.get(JOBS, name_of(name), namespace)) is None:
             return None
-        pods = self._api.list(PODS, namespace, labels=f"{WORKLOAD}={label(name)}")
+        pods = self._api.list(PODS, namespace, labels=f"{WORKLOAD}={label_value(name)}")
         queued = self._api.list(WORKLOADS, namespace, labels=f"{JOB_UID}={job['metadata']['uid']}")
         return Found(job=job, pods=pods, queued=next(iter(queued), None))
 
@@ -194,7 +194,7 @@ class KubernetesLauncher:
                 f"the workloads of the cluster could not be listed within {CACHE_TIMEOUT_S:.0f} s", code="cluster_unavailable"
             )
 
-    def _saw(self, queued: Manifest) -> None:
+    def _saw(self, queued: ClusterObject) -> None:
         """Withdraw what Kueue has evicted; called for every change of a Workload, which may be another platform's."""
         job = next((job for job in self._jobs if job["metadata"]["uid"] == queued["metadata"]["labels"][JOB_UID]), None)
         if job is not None:

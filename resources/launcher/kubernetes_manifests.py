@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from control_plane.capacity import kueue
 from core.errors import Conflict
 from core.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
-from engine.adapters.cluster import DIGEST, USER, Manifest, container, label, object_name
+from engine.adapters import IMAGE_DIGEST, SERVER_USER, ClusterObject, kubernetes_name, label_value, pod_container
 from engine.scheduler import Pool
 
 WORKLOAD = "ft-platform/workload"
@@ -37,28 +37,28 @@ spot instances get on AWS."""
 
 def name_of(workload: str) -> str:
     """Return the name of a workload's objects."""
-    return object_name(workload, longest=LONGEST_NAME)
+    return kubernetes_name(workload, longest=LONGEST_NAME)
 
 
-def workload_of(manifest: Manifest) -> str:
+def workload_of(manifest: ClusterObject) -> str:
     """Return the name of the workload that an object belongs to."""
     return str(manifest["metadata"]["annotations"][WORKLOAD])
 
 
 def labels(workload: Workload) -> dict[str, str]:
     about = {"tenant": workload.tenant, "job": workload.job, "attempt": str(workload.attempt), **workload.labels}
-    return {"app.kubernetes.io/part-of": "ft-platform", WORKLOAD: label(workload.name)} | {
-        f"ft-platform/{k}": label(v) for k, v in about.items()
+    return {"app.kubernetes.io/part-of": "ft-platform", WORKLOAD: label_value(workload.name)} | {
+        f"ft-platform/{k}": label_value(v) for k, v in about.items()
     }
 
 
-def marker(workload: Workload, *, namespace: str, starter: str) -> Manifest:
+def marker(workload: Workload, *, namespace: str, starter: str) -> ClusterObject:
     """Return the mark that a name was used; `starter` identifies the call that may start the workload."""
     data = {"namespace": kueue.namespace(workload.tenant), "starter": starter}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(workload, namespace), "data": data}
 
 
-def secret(workload: Workload, *, token: str) -> Manifest:
+def secret(workload: Workload, *, token: str) -> ClusterObject:
     """Return the description and the token, mounted as files.
 
     ``Conflict`` (``workload_too_large``) if the API server would not store it.
@@ -74,22 +74,22 @@ def secret(workload: Workload, *, token: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(workload), "type": "Opaque", "immutable": True, "data": data}
 
 
-def gang_policy(workload: Workload) -> Manifest:
+def gang_policy(workload: Workload) -> ClusterObject:
     """Return the policy by which the pods of a gang reach each other, and no other pod of the tenant."""
-    peers = {"podSelector": {"matchLabels": {WORKLOAD: label(workload.name)}}}
+    peers = {"podSelector": {"matchLabels": {WORKLOAD: label_value(workload.name)}}}
     spec = {**peers, "policyTypes": ["Ingress", "Egress"], "ingress": [{"from": [peers]}], "egress": [{"to": [peers]}]}
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(workload), "spec": spec}
 
 
-def owned_by(job: Manifest) -> Manifest:
+def owned_by(job: ClusterObject) -> ClusterObject:
     """Return the change that makes an object end with its Job."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
     return {"metadata": {"ownerReferences": [owner]}}
 
 
-def job(workload: Workload, pool: Pool) -> Manifest:
+def job(workload: Workload, pool: Pool) -> ClusterObject:
     """Return the Indexed Job of a gang. It is suspended until Kueue has room for all of its pods."""
-    if not DIGEST.fullmatch(workload.image):
+    if not IMAGE_DIGEST.fullmatch(workload.image):
         raise Conflict(
             f"image {workload.image!r} of {workload.name} is not pinned by its digest; "
             "set FT_IMAGE to the platform's image@sha256:<64 digits>",
@@ -121,7 +121,7 @@ def job(workload: Workload, pool: Pool) -> Manifest:
     }
 
 
-def _metadata(workload: Workload, namespace: str = "") -> Manifest:
+def _metadata(workload: Workload, namespace: str = "") -> ClusterObject:
     return {
         "name": name_of(workload.name),
         "namespace": namespace or kueue.namespace(workload.tenant),
@@ -130,7 +130,7 @@ def _metadata(workload: Workload, namespace: str = "") -> Manifest:
     }
 
 
-def _failure_rules() -> list[Manifest]:
+def _failure_rules() -> list[ClusterObject]:
     """Rules that end the Job with the reason in its condition: a disruption, or else the agent's exit code."""
     return [
         {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -138,7 +138,7 @@ def _failure_rules() -> list[Manifest]:
     ]
 
 
-def _pod(workload: Workload, pool: Pool) -> Manifest:
+def _pod(workload: Workload, pool: Pool) -> ClusterObject:
     scratch = [{"name": name, "emptyDir": {}} for name in SCRATCH]
     files = [{"key": name, "path": name} for name in ("workload.json", "token")]
     return {
@@ -149,7 +149,8 @@ def _pod(workload: Workload, pool: Pool) -> Manifest:
         "nodeSelector": kueue.node_selector(pool),
         "tolerations": kueue.tolerations(pool),
         "securityContext": {
-            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsNonRoot": True, "runAsUser": SERVER_USER, "runAsGroup": SERVER_USER, "fsGroup": SERVER_USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_agent(workload, pool)],
         "volumes": [
@@ -160,11 +161,11 @@ def _pod(workload: Workload, pool: Pool) -> Manifest:
     }  # fmt: skip
 
 
-def _agent(workload: Workload, pool: Pool) -> Manifest:
+def _agent(workload: Workload, pool: Pool) -> ClusterObject:
     requests = kueue.pod_requests(pool, max(len(workload.devices_of(node)) for node in range(workload.num_nodes)) or 1)
-    mounts: list[Manifest] = [{"name": "stated", "mountPath": STATED, "readOnly": True}, {"name": "shm", "mountPath": "/dev/shm"}]
+    mounts: list[ClusterObject] = [{"name": "stated", "mountPath": STATED, "readOnly": True}, {"name": "shm", "mountPath": "/dev/shm"}]
     mounts += [{"name": name, "mountPath": path} for name, path in SCRATCH.items()]
-    made = container(AGENT, workload.image, command=("python", "-m", *workload.command), env=_environment(workload), mounts=mounts)
+    made = pod_container(AGENT, workload.image, command=("python", "-m", *workload.command), env=_environment(workload), mounts=mounts)
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     return made | {
         "env": [*made["env"], {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": index}}}],

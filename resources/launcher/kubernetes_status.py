@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
-from engine.adapters.cluster import Manifest
+from engine.adapters import ClusterObject
 from resources.launcher.kubernetes_manifests import AGENT, workload_of
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -37,10 +37,10 @@ EXIT_CODE = re.compile(r"exit code (\d+)")
 class Found:
     """What the cluster has of one workload."""
 
-    job: Manifest
-    pods: Sequence[Manifest]
+    job: ClusterObject
+    pods: Sequence[ClusterObject]
     """In any order; those that were deleted are missing."""
-    queued: Manifest | None
+    queued: ClusterObject | None
     """Kueue's Workload, which it makes a moment after the Job."""
 
 
@@ -77,7 +77,7 @@ def was_evicted(found: Found) -> bool:
     return by_itself or EVICTED in found.queued["metadata"].get("annotations", {})
 
 
-def withdrawn(found: Found) -> Manifest:
+def withdrawn(found: Found) -> ClusterObject:
     """Return the change of Kueue's Workload by which it is never admitted again, and what runs is ended; it keeps why Kueue evicted it."""
     if not was_evicted(found):
         return {"spec": {"active": False}}
@@ -88,7 +88,7 @@ def is_withdrawn(found: Found) -> bool:
     return found.queued is not None and found.queued["spec"].get("active") is False
 
 
-def _ending(over: Manifest, pods: Sequence[Manifest]) -> dict[str, Any]:
+def _ending(over: ClusterObject, pods: Sequence[ClusterObject]) -> dict[str, Any]:
     ends = [_time(_agent_state(pod).get("finishedAt")) for pod in pods]
     known = [at for at in ends if at is not None]
     changed = _time(over.get("lastTransitionTime"))
@@ -99,7 +99,7 @@ def _ending(over: Manifest, pods: Sequence[Manifest]) -> dict[str, Any]:
     return {"exit_code": code, "ended_at": max(known) if known and len(known) == len(ends) else changed}
 
 
-def _end_reason(over: Manifest | None, pods: Sequence[Manifest]) -> str:
+def _end_reason(over: ClusterObject | None, pods: Sequence[ClusterObject]) -> str:
     for pod in pods:
         disrupted, why = _disruption(pod), _agent_state(pod).get("reason")
         if disrupted or pod["status"].get("reason"):
@@ -117,7 +117,7 @@ def _withdrawal(found: Found) -> str:
     return str(kept) if kept is not None else _told(f"Evicted by Kueue ({evicted.get('reason')})", evicted.get("message"))
 
 
-def _waiting(found: Found, pods: Sequence[Manifest]) -> str:
+def _waiting(found: Found, pods: Sequence[ClusterObject]) -> str:
     """Return why not all agents have started: a pod's reason, or why Kueue has not admitted the workload."""
     for pod in pods:
         if (placed := _any_condition(pod, "PodScheduled")) is not None and placed["status"] == "False":
@@ -140,32 +140,32 @@ def _told(reason: object, message: object) -> str:
     return f"{reason}: {message}" if message else str(reason or "")
 
 
-def has_ended(pod: Manifest) -> bool:
+def has_ended(pod: ClusterObject) -> bool:
     return pod["status"].get("phase") in ("Succeeded", "Failed")
 
 
-def _is_unanswered(pod: Manifest, now: float) -> bool:
+def _is_unanswered(pod: ClusterObject, now: float) -> bool:
     """Whether the pod should have ended, and its node does not say so."""
     until = _time(pod["metadata"].get("deletionTimestamp"))
     return not has_ended(pod) and until is not None and now > until + (0.0 if _is_on_lost_node(pod) else UNANSWERED_S)
 
 
-def _is_on_lost_node(pod: Manifest) -> bool:
+def _is_on_lost_node(pod: ClusterObject) -> bool:
     """Whether the cluster has lost the pod's node: it then marks the node's pods as not ready, without the reason that a kubelet gives."""
     ready = _any_condition(pod, "Ready")
     return ready is not None and ready["status"] == "False" and not ready.get("reason")
 
 
-def _agent_state(pod: Manifest) -> Manifest:
+def _agent_state(pod: ClusterObject) -> ClusterObject:
     """Return what is known of the agent's container: running, terminated or waiting."""
     for container in pod["status"].get("containerStatuses", ()):
         if container["name"] == AGENT:
-            found: Manifest = next(iter(container.get("state", {}).values()), {})
+            found: ClusterObject = next(iter(container.get("state", {}).values()), {})
             return found
     return {}
 
 
-def _exit_code(pod: Manifest) -> int | None:
+def _exit_code(pod: ClusterObject) -> int | None:
     code = _agent_state(pod).get("exitCode")
     return None if code is None else _signed(code)
 
@@ -175,22 +175,22 @@ def _signed(code: int) -> int:
     return 128 - code if code > 128 else code
 
 
-def _disruption(pod: Manifest) -> str | None:
+def _disruption(pod: ClusterObject) -> str | None:
     found = _condition(pod, "DisruptionTarget")
     return None if found is None else str(found.get("reason"))
 
 
-def _condition(of: Manifest, kind: str) -> Manifest | None:
+def _condition(of: ClusterObject, kind: str) -> ClusterObject | None:
     """Return a condition that holds."""
     found = _any_condition(of, kind)
     return found if found is not None and found["status"] == "True" else None
 
 
-def _any_condition(of: Manifest, kind: str) -> Manifest | None:
+def _any_condition(of: ClusterObject, kind: str) -> ClusterObject | None:
     return next((c for c in of.get("status", {}).get("conditions", ()) if c["type"] == kind), None)
 
 
-def _index(pod: Manifest) -> int:
+def _index(pod: ClusterObject) -> int:
     return int(pod["metadata"].get("annotations", {}).get(INDEX, 0))
 
 

@@ -20,7 +20,7 @@ from control_plane.platform.protocols import Search
 from control_plane.tenants.rules import TIERS, Tenant
 from core.errors import Unavailable
 from core.retries import RetryPolicy, with_retries
-from engine.adapters.cluster import Manifest
+from engine.adapters import ClusterObject
 from engine.scheduler import Pool
 from resources.launcher.kubernetes_api import CONFIG_MAPS, JOBS, NAMESPACES, ROLE_BINDINGS, SECRETS, KubernetesApi, Outdated
 from resources.launcher.kubernetes_manifests import WORKLOAD
@@ -33,7 +33,7 @@ BOUND_RETRIES = RetryPolicy(first_s=0.1, most_s=0.4, give_up_s=3.0)
 RBAC = "rbac.authorization.k8s.io"
 PARTS = {"app.kubernetes.io/part-of": "ft-platform"}
 PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fe80::/10")
-DNS: Manifest = {
+DNS: ClusterObject = {
     "ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")],
     "to": [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": network}} for network in PRIVATE)],
 }
@@ -53,13 +53,13 @@ class Reachable:
     store_port: int
 
 
-def render(tenant: str, tier: str, pools: Sequence[Pool], reachable: Reachable) -> list[Manifest]:
+def render(tenant: str, tier: str, pools: Sequence[Pool], reachable: Reachable) -> list[ClusterObject]:
     """Return a tenant's objects, the namespace first."""
     own = [pool for pool in kueue.on_cluster(pools) if any(pool.widest(each) for each in _tiers(tier))]
     return [*kueue.render_tenant(tenant, tier, pools), _quota(tenant, own), _network(tenant, reachable)]
 
 
-def bindings(tenant: str, accounts: Sequence[str], *, namespace: str) -> list[Manifest]:
+def bindings(tenant: str, accounts: Sequence[str], *, namespace: str) -> list[ClusterObject]:
     """Return what gives each of the platform's `accounts` the ClusterRole of its own name in a tenant's namespace.
 
     A finalizer keeps them in a namespace that is being deleted, because without them no account could remove the finalizers of its Jobs.
@@ -81,14 +81,14 @@ def _tiers(tier: str) -> Sequence[str]:
     return names[: names.index(tier) + 1]
 
 
-def _quota(tenant: str, pools: Sequence[Pool]) -> Manifest:
+def _quota(tenant: str, pools: Sequence[Pool]) -> ClusterObject:
     """Return the quota: every GPU that the tenant may ever get, a pod for each, and nothing that is reached from outside or stays."""
     gpus = str(sum(pool.total_gpus for pool in pools))
     hard = {"pods": gpus, f"requests.{kueue.GPU_RESOURCE}": gpus, "services": "0", "persistentvolumeclaims": "0"}
     return _object("ResourceQuota", "v1", tenant, {"hard": hard})
 
 
-def _network(tenant: str, reachable: Reachable) -> Manifest:
+def _network(tenant: str, reachable: Reachable) -> ClusterObject:
     """Return the policy of all pods: nothing comes in, and only DNS, the object store and the platform's API can be reached."""
     api = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": reachable.namespace}}}
     egress = [DNS, {"to": [api], "ports": [{"protocol": "TCP", "port": reachable.api_port}]}]
@@ -100,7 +100,7 @@ def _network(tenant: str, reachable: Reachable) -> Manifest:
     )
 
 
-def _object(kind: str, api_version: str, tenant: str, spec: Manifest) -> Manifest:
+def _object(kind: str, api_version: str, tenant: str, spec: ClusterObject) -> ClusterObject:
     metadata = {"name": "ft-platform", "namespace": kueue.namespace(tenant), "labels": PARTS}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
 
@@ -157,7 +157,7 @@ class TenantNamespaces:
         searched = [f"jobs and secrets in namespace {space}", f"configmaps in namespace {self.reachable.namespace}"]
         return Search(store="kubernetes", searched=searched, found=[*found, *marks])
 
-    def _keep(self, tenant: Tenant, pools: Sequence[Pool], space: Manifest | None) -> int:
+    def _keep(self, tenant: Tenant, pools: Sequence[Pool], space: ClusterObject | None) -> int:
         own, *others = render(tenant.id, tenant.tier, pools, self.reachable)
         first = [own, *bindings(tenant.id, self.accounts, namespace=self.reachable.namespace)]
         shape = hashlib.sha256(json.dumps([*first, *others], sort_keys=True).encode()).hexdigest()[:16]
@@ -194,5 +194,5 @@ class TenantNamespaces:
             self.api.patch(ROLE_BINDINGS, name, namespace, {"metadata": {"finalizers": None}})
         return True
 
-    def _marks(self, tenant: str) -> list[Manifest]:
+    def _marks(self, tenant: str) -> list[ClusterObject]:
         return self.api.list(CONFIG_MAPS, self.reachable.namespace, labels=f"{WORKLOAD},{kueue.TENANT_LABEL}={tenant}")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from engine.adapters.cluster import USER, container
+from engine.adapters.cluster import SERVER_USER, pod_container
 from tests.cluster.installed_platform import Installed, Kubectl, Manifest
 
 NAMESPACE = "ft-probes"
@@ -112,8 +112,8 @@ def probes(cluster: Installed) -> Iterator[dict[str, Pod]]:
 
 def probe(name: str, image: str) -> Manifest:
     """Return a pod that does nothing, under the restricted standard."""
-    made = container("probe", image, command=("python", "-c", "import time; time.sleep(36000)"), env={}, mounts=())
-    user = {"runAsNonRoot": True, "runAsUser": USER, "seccompProfile": {"type": "RuntimeDefault"}}
+    made = pod_container("probe", image, command=("python", "-c", "import time; time.sleep(36000)"), env={}, mounts=())
+    user = {"runAsNonRoot": True, "runAsUser": SERVER_USER, "seccompProfile": {"type": "RuntimeDefault"}}
     spec = {
         "automountServiceAccountToken": False, "terminationGracePeriodSeconds": 0, "securityContext": user, "containers": [made],
     }  # fmt: skip

@@ -25,13 +25,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from engine.adapters import package, serving_index
-from engine.adapters.record import make_name
-from engine.adapters.serving_index import Entry
+from engine.adapters.record import make_adapter_name
+from engine.adapters.serving_index import IndexEntry
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 
 BASE = "b" * 64
-INDEX = serving_index.filename(BASE)
+INDEX = serving_index.index_filename(BASE)
 ID = "adp-0123456789abcdef01234567"
 NAME = "ft:tiny:acme:support:0123456789ab"
 
@@ -53,7 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of served adapters, with one, and the index."""
     scratch = tmp_path_factory.mktemp("made")
     source = build_tiny_adapter(scratch / "trained", build_tiny_model(scratch / "base"), base_name="tiny")
-    package.write(source, scratch / "adapters" / ID, served_name="tiny", base_digest=BASE)
+    package.write_package(source, scratch / "adapters" / ID, served_name="tiny", base_digest=BASE)
     return scratch / "adapters"
 
 
@@ -62,9 +62,9 @@ def root(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "adapters"))
 
 
-def entry(root: Path, **changes: str) -> Entry:
-    sha256 = hashlib.sha256((root / ID / package.MANIFEST).read_bytes()).hexdigest()
-    return Entry(**({"name": NAME, "directory": ID, "manifest_sha256": sha256, "base_digest": BASE} | changes))
+def entry(root: Path, **changes: str) -> IndexEntry:
+    sha256 = hashlib.sha256((root / ID / package.PACKAGE_MANIFEST).read_bytes()).hexdigest()
+    return IndexEntry(**({"name": NAME, "directory": ID, "manifest_sha256": sha256, "base_digest": BASE} | changes))
 
 
 def registered(root: Path, location: str | None = None) -> Any:
@@ -73,14 +73,14 @@ def registered(root: Path, location: str | None = None) -> Any:
 
 
 def test_an_adapter_of_the_index_is_found(root: Path) -> None:
-    serving_index.write(root / INDEX, [entry(root)])
+    serving_index.write_index(root / INDEX, [entry(root)])
     assert registered(root).directory(NAME) == root / ID
 
 
 def test_what_the_platform_names_is_a_name() -> None:
     for base in ("tiny", "meta-llama/Llama-3.1-8B-Instruct", "demo-llama-3m"):
         for suffix in (None, "Support Bot!", "x" * 200):
-            assert plugin.NAME.fullmatch(str(make_name(base, "t-1_a", suffix, "0123456789ab")))
+            assert plugin.NAME.fullmatch(str(make_adapter_name(base, "t-1_a", suffix, "0123456789ab")))
 
 
 @pytest.mark.parametrize(
@@ -101,29 +101,29 @@ def test_what_is_no_name_is_not_looked_up(root: Path, name: str) -> None:
 @pytest.mark.parametrize("directory", ["", ".", "..", f"../{ID}", f"{ID}/../{ID}", f"/{ID}", f"{ID}/", ".hidden", "absent", "a\x00b"])
 def test_a_directory_that_is_not_one_below_the_root_is_refused(root: Path, directory: str) -> None:
     (root / ".hidden").mkdir()
-    serving_index.write(root / INDEX, [entry(root, directory=directory)])
+    serving_index.write_index(root / INDEX, [entry(root, directory=directory)])
     with pytest.raises(plugin.Refused, match=r"not one segment below|not a directory"):
         registered(root).directory(NAME)
 
 
 def test_a_directory_for_another_base_has_its_mark_in_the_name(root: Path) -> None:
     (root / ID).rename(root / f"{ID}@{'b' * 16}")
-    sha256 = hashlib.sha256((root / f"{ID}@{'b' * 16}" / package.MANIFEST).read_bytes()).hexdigest()
-    serving_index.write(root / INDEX, [Entry(name=NAME, directory=f"{ID}@{'b' * 16}", manifest_sha256=sha256, base_digest=BASE)])
+    sha256 = hashlib.sha256((root / f"{ID}@{'b' * 16}" / package.PACKAGE_MANIFEST).read_bytes()).hexdigest()
+    serving_index.write_index(root / INDEX, [IndexEntry(name=NAME, directory=f"{ID}@{'b' * 16}", manifest_sha256=sha256, base_digest=BASE)])
     assert registered(root).directory(NAME) == root / f"{ID}@{'b' * 16}"
 
 
 def test_a_linked_directory_is_refused(root: Path, tmp_path: Path) -> None:
     (root / ID).rename(tmp_path / "elsewhere")
     (root / ID).symlink_to(tmp_path / "elsewhere")
-    serving_index.write(root / INDEX, [entry(root)])
+    serving_index.write_index(root / INDEX, [entry(root)])
     with pytest.raises(plugin.Refused, match="not a directory"):
         registered(root).directory(NAME)
 
 
-@pytest.mark.parametrize("victim", [package.WEIGHTS, package.CONFIG, package.MANIFEST])
+@pytest.mark.parametrize("victim", [package.ADAPTER_WEIGHTS, package.ADAPTER_CONFIG, package.PACKAGE_MANIFEST])
 def test_one_changed_byte_is_refused(root: Path, victim: str) -> None:
-    serving_index.write(root / INDEX, [entry(root)])
+    serving_index.write_index(root / INDEX, [entry(root)])
     body = bytearray((root / ID / victim).read_bytes())
     body[-2] ^= 1
     (root / ID / victim).write_bytes(body)
@@ -136,17 +136,17 @@ def _extra_file(adapter: Path) -> None:
 
 
 def _linked_weights(adapter: Path) -> None:
-    (adapter / package.WEIGHTS).rename(adapter.parent / "weights")
-    (adapter / package.WEIGHTS).symlink_to(adapter.parent / "weights")
+    (adapter / package.ADAPTER_WEIGHTS).rename(adapter.parent / "weights")
+    (adapter / package.ADAPTER_WEIGHTS).symlink_to(adapter.parent / "weights")
 
 
 def _absent_weights(adapter: Path) -> None:
-    (adapter / package.WEIGHTS).unlink()
+    (adapter / package.ADAPTER_WEIGHTS).unlink()
 
 
 @pytest.mark.parametrize("harm", [_extra_file, _linked_weights, _absent_weights])
 def test_files_that_are_not_the_registered_ones_are_refused(root: Path, harm: Callable[[Path], None]) -> None:
-    serving_index.write(root / INDEX, [entry(root)])
+    serving_index.write_index(root / INDEX, [entry(root)])
     harm(root / ID)
     with pytest.raises((plugin.Refused, OSError)):
         registered(root).directory(NAME)
@@ -162,44 +162,44 @@ def test_files_that_are_not_the_registered_ones_are_refused(root: Path, harm: Ca
     ],
 )
 def test_another_base_or_manifest_is_refused(root: Path, change: dict[str, str], says: str) -> None:
-    serving_index.write(root / INDEX, [entry(root, **change)])
+    serving_index.write_index(root / INDEX, [entry(root, **change)])
     with pytest.raises(plugin.Refused, match=says):
         registered(root).directory(NAME)
 
 
 def test_a_manifest_for_another_base_is_refused_whatever_the_index_says(root: Path, made: Path) -> None:
     shutil.rmtree(root / ID)
-    sha256 = package.write(made / ID, root / ID, served_name="tiny", base_digest="c" * 64)
-    serving_index.write(root / INDEX, [entry(root, manifest_sha256=sha256)])
+    sha256 = package.write_package(made / ID, root / ID, served_name="tiny", base_digest="c" * 64)
+    serving_index.write_index(root / INDEX, [entry(root, manifest_sha256=sha256)])
     with pytest.raises(plugin.Refused, match="its manifest names base c"):
         registered(root).directory(NAME)
 
 
 def test_only_lora_is_served(root: Path, made: Path, tmp_path: Path) -> None:
     source = Path(shutil.copytree(made / ID, tmp_path / "source"))
-    config = json.loads((source / package.CONFIG).read_text())
-    (source / package.CONFIG).write_text(json.dumps({**config, "peft_type": "IA3"}))
+    config = json.loads((source / package.ADAPTER_CONFIG).read_text())
+    (source / package.ADAPTER_CONFIG).write_text(json.dumps({**config, "peft_type": "IA3"}))
     shutil.rmtree(root / ID)
-    sha256 = package.write(source, root / ID, served_name="tiny", base_digest=BASE)
-    serving_index.write(root / INDEX, [entry(root, manifest_sha256=sha256)])
+    sha256 = package.write_package(source, root / ID, served_name="tiny", base_digest=BASE)
+    serving_index.write_index(root / INDEX, [entry(root, manifest_sha256=sha256)])
     with pytest.raises(plugin.Refused, match="peft_type is 'IA3'"):
         registered(root).directory(NAME)
 
 
 def test_the_index_is_read_again_when_it_is_replaced(root: Path) -> None:
-    serving_index.write(root / INDEX, [])
+    serving_index.write_index(root / INDEX, [])
     server = registered(root)
     assert server.directory(NAME) is None
-    assert serving_index.write(root / INDEX, [entry(root)])
+    assert serving_index.write_index(root / INDEX, [entry(root)])
     assert server.directory(NAME) == root / ID
-    assert not serving_index.write(root / INDEX, [entry(root)])
-    serving_index.write(root / INDEX, [])
+    assert not serving_index.write_index(root / INDEX, [entry(root)])
+    serving_index.write_index(root / INDEX, [])
     assert server.directory(NAME) is None
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "null", f'{{"{NAME}": "{ID}"}}', None])
 def test_without_a_readable_index_nothing_is_served(root: Path, text: str | None) -> None:
-    serving_index.write(root / INDEX, [entry(root)])
+    serving_index.write_index(root / INDEX, [entry(root)])
     server = registered(root)
     assert server.directory(NAME) is not None
     index = root / INDEX

@@ -19,7 +19,7 @@ from control_plane.datasets.tables import files
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.serving.rollout import reconcile
-from engine.adapters.package import WEIGHTS
+from engine.adapters.package import ADAPTER_WEIGHTS
 from engine.evals.gate.verdict import Verdict
 from engine.evals.scoring.report import EvalReport
 from tests.support.jobs.registered_adapter import add_dataset
@@ -62,7 +62,7 @@ class Customer:
         """What a training left: random weights, which change what the model says."""
         made = self.scratch / uuid.uuid4().hex
         build_tiny_adapter(made, self.base, base_name="trained-at", rank=rank, seed=seed, scale=0.05, config=config)
-        save_file(change(load_file(made / WEIGHTS)), made / WEIGHTS, metadata={"format": "pt"})
+        save_file(change(load_file(made / ADAPTER_WEIGHTS)), made / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         return made
 
     def register(self, directory: Path, **job: object) -> Adapter:

@@ -8,7 +8,7 @@ import httpx
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.adapters.exports import Format, Precision, fp8
+from engine.adapters.exports import ExportFormat, ExportPrecision, fp8
 from tests.engine.adapters.test_exports import made, order
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.vllm.vllm_server import SERVED, Server
@@ -20,7 +20,7 @@ CLOSE = 0.3
 
 def test_vllm_loads_fp8_weights_and_answers_from_them(vllm_python: Path, base: Path, tmp_path: Path) -> None:
     adapter = build_tiny_adapter(tmp_path / "adapter", base, base_name=SERVED)
-    _, files = made(order(base, adapter, Format.MERGED, Precision.FP8), tmp_path / "export")
+    _, files = made(order(base, adapter, ExportFormat.MERGED, ExportPrecision.FP8), tmp_path / "export")
     fp8.read_back(files, tmp_path / "plain", dtype=torch.float32)
     server = Server(python=vllm_python, base=files, base_digest="0" * 64, adapters=tmp_path, log=tmp_path / "log")
     server.command = [

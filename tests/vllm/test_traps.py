@@ -15,7 +15,7 @@ from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.serving.rollout import reconcile
 from core.errors import Conflict, FtError
-from engine.adapters.package import CONFIG, WEIGHTS
+from engine.adapters.package import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tests.support.models.tiny_adapter import Arrays
 from tests.vllm.customer import Change, Customer, nan_in
 from tests.vllm.reference import expected_tokens
@@ -69,7 +69,7 @@ def test_what_cannot_be_served_never_reaches_a_server(customer: Customer, replic
     assert all(server.ask(str(made.name), "Hello").status_code == 404 for server in replicas)
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
+@pytest.mark.parametrize("name", [ADAPTER_WEIGHTS, ADAPTER_CONFIG])
 @pytest.mark.parametrize("harm", [lambda b: b[:-7], lambda b: b[:-2] + bytes([b[-2] ^ 1]) + b[-1:]], ids=["truncated", "one bit"])
 def test_files_changed_after_registration_never_reach_a_server(
     customer: Customer, replicas: list[Server], harm: Callable[[bytes], bytes], name: str
@@ -120,7 +120,7 @@ def test_no_name_leads_out_of_the_index(customer: Customer, replicas: list[Serve
 def test_files_that_changed_on_the_node_are_not_served_again(customer: Customer, replicas: list[Server]) -> None:
     """A replica that has it in memory goes on; one that looks it up refuses, and says why in its log."""
     made, server = customer.promoted(seed=3), replicas[0]
-    weights = customer.files(made) / WEIGHTS
+    weights = customer.files(made) / ADAPTER_WEIGHTS
     whole = weights.read_bytes()
     server.unload(made.name)
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

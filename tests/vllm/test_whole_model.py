@@ -30,7 +30,7 @@ def test_the_rendered_commands_serve_the_registered_model(
     customer = Customer(platform=unserved, id=made.id, base=base, scratch=tmp_path)
     model = customer.register(trained)
     record, shape = get_adapter(unserved, made.id, model.id), model_shapes.shape_of(SERVED, directory=base)
-    rendered = yaml.safe_load_all(cluster.to_yaml(servers.render(record, shape, SETTINGS, context_length=512)))
+    rendered = yaml.safe_load_all(cluster.objects_yaml(servers.render_server(record, shape, SETTINGS, context_length=512)))
     pod = next(o for o in rendered if o["kind"] == "Deployment")["spec"]["template"]["spec"]
 
     fetch, model_dir = pod["initContainers"][0]["command"][3:], tmp_path / "model"

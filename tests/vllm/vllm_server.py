@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from engine.adapters.serving_index import filename
+from engine.adapters.serving_index import index_filename
 from tests.support.models.tiny_model import HEADS, HIDDEN, KV_HEADS, LAYERS, build_tiny_model
 from tests.support.servers.inference_server import free_port
 
@@ -72,7 +72,7 @@ class Server:
         settings = {
             "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1", "OMP_NUM_THREADS": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_PLUGINS": PLUGINS,
-            "FT_ADAPTER_INDEX": str(self.adapters / filename(self.base_digest)), "FT_BASE_DIGEST": self.base_digest,
+            "FT_ADAPTER_INDEX": str(self.adapters / index_filename(self.base_digest)), "FT_BASE_DIGEST": self.base_digest,
         }  # fmt: skip
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

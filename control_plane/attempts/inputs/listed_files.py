@@ -9,7 +9,7 @@ from typing import Any
 from control_plane.platform.protocols import ObjectStore
 from core.errors import IntegrityError, NotFound
 from core.workload import InputFile
-from engine.adapters import package
+from engine.adapters import PACKAGE_MANIFEST, manifest_files
 
 
 def of_pack(objects: ObjectStore, prefix: str) -> tuple[InputFile, ...]:
@@ -27,10 +27,10 @@ def of_pack(objects: ObjectStore, prefix: str) -> tuple[InputFile, ...]:
 
 def of_weights(objects: ObjectStore, prefix: str, *, manifest_sha256: str, only: tuple[str, ...] = ()) -> tuple[InputFile, ...]:
     """Return the files of an adapter, a whole model or a checkpoint, by the digests of its manifest; `only`: these of them."""
-    manifest = objects.get_bytes(f"{prefix}/{package.MANIFEST}")
-    known = package.manifest_files(manifest, sha256=manifest_sha256)
+    manifest = objects.get_bytes(f"{prefix}/{PACKAGE_MANIFEST}")
+    known = manifest_files(manifest, sha256=manifest_sha256)
     files = (InputFile(path=name, key=f"{prefix}/{name}", sha256=known[name]) for name in only or known)
-    return (of_bytes(prefix, package.MANIFEST, manifest), *files)
+    return (of_bytes(prefix, PACKAGE_MANIFEST, manifest), *files)
 
 
 def put(objects: ObjectStore, prefix: str, name: str, data: bytes) -> InputFile:

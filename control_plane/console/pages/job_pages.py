@@ -31,8 +31,7 @@ from control_plane.jobs.tables import Job
 from control_plane.platform.job_states import FINAL, TRANSITIONS, JobState
 from control_plane.queue.status.messages import waiting_line
 from core.errors import NotFound
-from engine.adapters.promotion_rules import Releasability
-from engine.adapters.stages import Stage
+from engine.adapters import Releasability, Stage
 from engine.evals import combined_changes
 from engine.training import Outcome
 

@@ -19,7 +19,7 @@ from control_plane.datasets.service import ExampleMessage
 from control_plane.evaluations import releases
 from control_plane.evaluations import service as evaluations
 from control_plane.http.authentication import AdminPrincipal, Approver, Writer
-from engine.adapters.stages import GRACE, Stage
+from engine.adapters import DEPRECATION_GRACE, Stage
 
 MODELS = "/console/models"
 STAGES = ("production", "draft", "staging", "quarantined", "deprecated", "archived")
@@ -95,7 +95,7 @@ def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
         pictures=(lineage_picture.wide(layers, title=title), lineage_picture.tall(layers, title=title)),
         exports=exports.list_exports(platform, tenant, now.adapter.id),
         forms=EXPORT_FORMS,
-        grace_days=GRACE.days,
+        grace_days=DEPRECATION_GRACE.days,
         release=releases.releasability(platform, now.adapter) if now.adapter.stage == Stage.QUARANTINED else None,
         why_not=[finding.sentence for finding in promotions.failed_rules(platform, now.adapter)],
         prompt=prompt or [ExampleMessage(role="user", content="Hello")],

@@ -35,9 +35,7 @@ from control_plane.tenants.service import get as get_tenant
 from core.base_models import BaseModel
 from core.errors import Conflict, InvalidDataset
 from engine import scheduler
-from engine.adapters.record import FULL, LORA
-from engine.adapters.servability import DORA_DETAIL
-from engine.adapters.whole_model import OWN_SERVER
+from engine.adapters import DORA_DETAIL, FULL_MODEL, LORA_ADAPTER, OWN_SERVER
 from engine.data import mixture
 from engine.data.policies import Policies
 from engine.data.schema import Example, parse_canonical
@@ -159,13 +157,13 @@ def _result(spec: TrainingSpec, *, starts_servers: bool) -> schemas.EstimatedRes
     if spec.lora is None:
         serving: Literal["own_server", "none"] = "own_server" if starts_servers else "none"
         detail = "vLLM serves it alone, on GPUs of its own, once it is promoted" if starts_servers else OWN_SERVER.detail
-        return schemas.EstimatedResult(type=FULL, rank=None, serving=serving, detail=detail)
+        return schemas.EstimatedResult(type=FULL_MODEL, rank=None, serving=serving, detail=detail)
     if spec.lora.use_dora:
-        return schemas.EstimatedResult(type=LORA, rank=spec.lora.saved_rank, serving="none", detail=DORA_DETAIL)
+        return schemas.EstimatedResult(type=LORA_ADAPTER, rank=spec.lora.saved_rank, serving="none", detail=DORA_DETAIL)
     detail = "vLLM serves it beside other adapters of its base"
     if spec.lora.init_lora_weights:
         detail += f": PiSSA's rank {spec.lora.rank} ends as an ordinary adapter of rank {spec.lora.saved_rank} on the unchanged base"
-    return schemas.EstimatedResult(type=LORA, rank=spec.lora.saved_rank, serving="shared_server", detail=detail)
+    return schemas.EstimatedResult(type=LORA_ADAPTER, rank=spec.lora.saved_rank, serving="shared_server", detail=detail)
 
 
 def _mixed(

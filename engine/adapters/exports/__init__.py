@@ -17,7 +17,7 @@ VERSION = 2
 """Part of every key: raised when the same request gives other files."""
 
 
-class Format(enum.StrEnum):
+class ExportFormat(enum.StrEnum):
     ADAPTER = "adapter"
     GGUF_ADAPTER = "gguf_adapter"
     MERGED = "merged"
@@ -25,7 +25,7 @@ class Format(enum.StrEnum):
     TOKENIZER = "tokenizer"
 
 
-class Precision(enum.StrEnum):
+class ExportPrecision(enum.StrEnum):
     """How matrices are stored; norms and biases keep more."""
 
     F32 = "f32"
@@ -35,9 +35,9 @@ class Precision(enum.StrEnum):
     FP8 = "fp8"
 
 
-PRECISIONS: Mapping[Format, tuple[Precision, ...]] = {
-    Format.GGUF: (Precision.F32, Precision.F16, Precision.Q8_0, Precision.Q4_K_M),
-    Format.MERGED: (Precision.FP8,),
+PRECISIONS: Mapping[ExportFormat, tuple[ExportPrecision, ...]] = {
+    ExportFormat.GGUF: (ExportPrecision.F32, ExportPrecision.F16, ExportPrecision.Q8_0, ExportPrecision.Q4_K_M),
+    ExportFormat.MERGED: (ExportPrecision.FP8,),
 }
 """Precisions that can be chosen. Without one, a GGUF file has f16, and merged weights have the base's."""
 AWQ = "awq"
@@ -47,13 +47,13 @@ NO_AWQ = (
 )
 
 
-def checked(format: str, precision: str | None) -> tuple[Format, Precision | None]:
+def checked_export(format: str, precision: str | None) -> tuple[ExportFormat, ExportPrecision | None]:
     """Parses the request, and refuses unknown kinds."""
-    if format not in set(Format):
-        raise InvalidRequest(f"format {format[:40]!r} is not one of {', '.join(Format)}", code="invalid_format", param="format")
-    kind = Format(format)
+    if format not in set(ExportFormat):
+        raise InvalidRequest(f"format {format[:40]!r} is not one of {', '.join(ExportFormat)}", code="invalid_format", param="format")
+    kind = ExportFormat(format)
     if precision is None:
-        return kind, Precision.F16 if kind is Format.GGUF else None
+        return kind, ExportPrecision.F16 if kind is ExportFormat.GGUF else None
     offered = PRECISIONS.get(kind, ())
     if precision == AWQ:
         raise InvalidRequest(NO_AWQ, code="invalid_precision", param="precision")
@@ -62,10 +62,10 @@ def checked(format: str, precision: str | None) -> tuple[Format, Precision | Non
         raise InvalidRequest(
             f"precision {precision[:40]!r} is not offered for {kind} exports; {choice}", code="invalid_precision", param="precision"
         )
-    return kind, Precision(precision)
+    return kind, ExportPrecision(precision)
 
 
-def export_key(manifest_sha256: str, base_digest: str, format: Format, precision: Precision | None) -> str:
+def export_key(manifest_sha256: str, base_digest: str, format: ExportFormat, precision: ExportPrecision | None) -> str:
     """Returns the export's key, derived from its inputs."""
     spelled = json.dumps([VERSION, manifest_sha256, base_digest, format, precision])
     return hashlib.sha256(spelled.encode()).hexdigest()[:40]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from core.durable_files import sha256_of
 from core.errors import IntegrityError, InvalidRequest
 from engine.adapters import package, whole_model
-from engine.adapters.exports import Format, Precision
+from engine.adapters.exports import ExportFormat, ExportPrecision
 
 if TYPE_CHECKING:
     from engine.adapters.exports.proof import Reference
@@ -29,9 +29,9 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    format: Format
-    precision: Precision | None
+class ExportOrder:
+    format: ExportFormat
+    precision: ExportPrecision | None
     base_dir: Path
     adapter_dir: Path
     name: str
@@ -44,20 +44,20 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Built:
+class BuiltExport:
     archive: Path
     manifest: Mapping[str, Any]
     manifest_sha256: str
     """Of ``manifest.json`` in the archive. A database keeps the manifest's values, but not how its numbers are written."""
 
 
-def build(order: Order, scratch: Path, *, say: Say = lambda _: None) -> Built:
+def build_export(order: ExportOrder, scratch: Path, *, say: Say = lambda _: None) -> BuiltExport:
     """Makes the export in `scratch`, verifies it if weights were changed or rewritten, and packs it."""
     out = scratch / "export"
     out.mkdir()
     made = _MAKERS[order.format](order, out, scratch, say)
     notes = []
-    if order.trained_in_4_bit and order.format in (Format.MERGED, Format.GGUF):
+    if order.trained_in_4_bit and order.format in (ExportFormat.MERGED, ExportFormat.GGUF):
         notes.append("trained over a base in 4 bits; merged into the base's unquantized weights, as served here")
     (out / CARD).write_text(_card(order), encoding="utf-8")
     manifest = {
@@ -67,7 +67,7 @@ def build(order: Order, scratch: Path, *, say: Say = lambda _: None) -> Built:
     }  # fmt: skip
     (out / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding="utf-8")
     say("packing")
-    return Built(archive=pack(out, scratch / "export.tar"), manifest=manifest, manifest_sha256=sha256_of(out / MANIFEST))
+    return BuiltExport(archive=pack(out, scratch / "export.tar"), manifest=manifest, manifest_sha256=sha256_of(out / MANIFEST))
 
 
 def pack(directory: Path, archive: Path) -> Path:
@@ -81,7 +81,7 @@ def pack(directory: Path, archive: Path) -> Path:
     return archive
 
 
-def unpack(archive: Path, directory: Path) -> None:
+def unpack_export(archive: Path, directory: Path) -> None:
     """Write the files of an archive of :func:`pack` into a new `directory`; ``IntegrityError`` for all but plain files with bare names.
 
     tarfile's filter ``data`` is not enough: some releases of Python follow links that an archive brings along (CVE-2025-4517).
@@ -99,27 +99,27 @@ def unpack(archive: Path, directory: Path) -> None:
                 shutil.copyfileobj(stream, target)
 
 
-def _make_adapter(order: Order, out: Path, _scratch: Path, _say: Say) -> Mapping[str, Any]:
+def _make_adapter(order: ExportOrder, out: Path, _scratch: Path, _say: Say) -> Mapping[str, Any]:
     """Writes PEFT's form; its config names the base's repository, so that it loads without this platform."""
     for path in sorted(order.adapter_dir.iterdir()):
-        if path.name not in (package.MANIFEST, package.CONFIG):
+        if path.name not in (package.PACKAGE_MANIFEST, package.ADAPTER_CONFIG):
             shutil.copyfile(path, out / path.name)
-    if (order.adapter_dir / package.CONFIG).is_file():
-        config = json.loads((order.adapter_dir / package.CONFIG).read_text(encoding="utf-8"))
+    if (order.adapter_dir / package.ADAPTER_CONFIG).is_file():
+        config = json.loads((order.adapter_dir / package.ADAPTER_CONFIG).read_text(encoding="utf-8"))
         if order.base.get("repo") not in (None, "local"):
             config |= {"base_model_name_or_path": order.base["repo"], "revision": order.base["revision"]}
-        (out / package.CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+        (out / package.ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
     return {}
 
 
-def _make_tokenizer(order: Order, out: Path, _scratch: Path, _say: Say) -> Mapping[str, Any]:
-    for name in package.TOKENIZER:
+def _make_tokenizer(order: ExportOrder, out: Path, _scratch: Path, _say: Say) -> Mapping[str, Any]:
+    for name in package.TOKENIZER_FILES:
         if (order.base_dir / name).is_file():
             shutil.copyfile(order.base_dir / name, out / name)
     return {}
 
 
-def _make_gguf_adapter(order: Order, out: Path, _scratch: Path, say: Say) -> Mapping[str, Any]:
+def _make_gguf_adapter(order: ExportOrder, out: Path, _scratch: Path, say: Say) -> Mapping[str, Any]:
     from engine.adapters.exports import gguf_adapter
 
     say("writing GGUF")
@@ -127,10 +127,10 @@ def _make_gguf_adapter(order: Order, out: Path, _scratch: Path, say: Say) -> Map
     return {}
 
 
-def _make_merged(order: Order, out: Path, scratch: Path, say: Say) -> Mapping[str, Any]:
+def _make_merged(order: ExportOrder, out: Path, scratch: Path, say: Say) -> Mapping[str, Any]:
     from engine.adapters.exports import merge, proof
 
-    if order.precision is Precision.FP8:
+    if order.precision is ExportPrecision.FP8:
         return _make_fp8(order, out, scratch, say)
     say("computing the answers of base and adapter")
     wanted = proof.reference(order.base_dir, order.adapter_dir)
@@ -140,7 +140,7 @@ def _make_merged(order: Order, out: Path, scratch: Path, say: Say) -> Mapping[st
     return {"proof": asdict(proof.prove(wanted, out, stored=proof.stored_type(out))), "stored_as": proof.stored_type(out)}
 
 
-def _make_fp8(order: Order, out: Path, scratch: Path, say: Say) -> Mapping[str, Any]:
+def _make_fp8(order: ExportOrder, out: Path, scratch: Path, say: Say) -> Mapping[str, Any]:
     from engine.adapters.exports import fp8, merge, proof
 
     fp8.check_layers(order.base_dir)
@@ -160,11 +160,11 @@ def _make_fp8(order: Order, out: Path, scratch: Path, say: Say) -> Mapping[str, 
     return {"proof": asdict(after), "before_quantization": asdict(before), "stored_as": "FP8"}
 
 
-def _make_gguf(order: Order, out: Path, scratch: Path, say: Say) -> Mapping[str, Any]:
+def _make_gguf(order: ExportOrder, out: Path, scratch: Path, say: Say) -> Mapping[str, Any]:
     from engine.adapters.exports import gguf_file, llama_cpp, merge, proof
 
     assert order.precision is not None
-    if order.precision is Precision.Q4_K_M and not llama_cpp.is_installed():
+    if order.precision is ExportPrecision.Q4_K_M and not llama_cpp.is_installed():
         raise InvalidRequest(NO_LLAMA_CPP, code="llama_cpp_missing", param="precision")
     gguf_file.check_architecture(_config(order))
     say("computing the answers of base and adapter")
@@ -175,7 +175,7 @@ def _make_gguf(order: Order, out: Path, scratch: Path, say: Say) -> Mapping[str,
     file = out / f"model-{order.precision}.gguf"
     stored = proof.stored_type(order.base_dir)
     say("writing GGUF")
-    if order.precision is Precision.Q4_K_M:
+    if order.precision is ExportPrecision.Q4_K_M:
         return _quantized(order, wanted, merged, file, stored, say)
     gguf_file.write_gguf(merged, file, name=order.name, precision=order.precision)
     say("verifying the GGUF file")
@@ -183,11 +183,11 @@ def _make_gguf(order: Order, out: Path, scratch: Path, say: Say) -> Mapping[str,
     return {"proof": asdict(proof.prove_gguf(wanted, file, merged, stored=coarsest))}
 
 
-def _quantized(order: Order, wanted: Reference, merged: Path, file: Path, stored: str, say: Say) -> Mapping[str, Any]:
+def _quantized(order: ExportOrder, wanted: Reference, merged: Path, file: Path, stored: str, say: Say) -> Mapping[str, Any]:
     from engine.adapters.exports import gguf_file, llama_cpp, proof
 
     whole = merged / "model-f32.gguf"
-    gguf_file.write_gguf(merged, whole, name=order.name, precision=Precision.F32)
+    gguf_file.write_gguf(merged, whole, name=order.name, precision=ExportPrecision.F32)
     say("verifying the GGUF file")
     before = proof.prove_gguf(wanted, whole, merged, stored=stored)
     say("quantizing with llama.cpp")
@@ -198,24 +198,25 @@ def _quantized(order: Order, wanted: Reference, merged: Path, file: Path, stored
     return {"proof": asdict(after), "before_quantization": asdict(before)}
 
 
-def _config(order: Order) -> Mapping[str, Any]:
+def _config(order: ExportOrder) -> Mapping[str, Any]:
     found: Mapping[str, Any] = json.loads((order.base_dir / "config.json").read_text(encoding="utf-8"))
     return found
 
 
-_MAKERS: Mapping[Format, Callable[[Order, Path, Path, Say], Mapping[str, Any]]] = {
-    Format.ADAPTER: _make_adapter, Format.TOKENIZER: _make_tokenizer, Format.MERGED: _make_merged, Format.GGUF: _make_gguf,
-    Format.GGUF_ADAPTER: _make_gguf_adapter,
+_MAKERS: Mapping[ExportFormat, Callable[[ExportOrder, Path, Path, Say], Mapping[str, Any]]] = {
+    ExportFormat.ADAPTER: _make_adapter, ExportFormat.TOKENIZER: _make_tokenizer, ExportFormat.MERGED: _make_merged,
+    ExportFormat.GGUF: _make_gguf,
+    ExportFormat.GGUF_ADAPTER: _make_gguf_adapter,
 }  # fmt: skip
 
 
-def _card(order: Order) -> str:
+def _card(order: ExportOrder) -> str:
     """Returns a model card with the front matter that a Hub reads."""
     base = order.base["repo"] if order.base.get("repo") not in (None, "local") else None
-    whole = whole_model.is_whole(order.adapter_dir)
-    kind = "merged" if whole and order.format is Format.ADAPTER else str(order.format)
+    whole = whole_model.is_whole_model(order.adapter_dir)
+    kind = "merged" if whole and order.format is ExportFormat.ADAPTER else str(order.format)
     relations = {"adapter": "adapter", "gguf_adapter": "adapter", "gguf": "quantized"}
-    relation = "quantized" if order.precision is Precision.FP8 else relations.get(kind, "finetune")
+    relation = "quantized" if order.precision is ExportPrecision.FP8 else relations.get(kind, "finetune")
     front = {
         "license": order.base.get("license") if order.base.get("license") != "unknown" else None,
         "base_model": base,
@@ -231,6 +232,6 @@ def _card(order: Order) -> str:
         "gguf_adapter": "LoRA adapter (GGUF)",
         "tokenizer": "tokenizer",
     }
-    what = f"{names[kind]} in FP8" if order.precision is Precision.FP8 else names[kind]
+    what = f"{names[kind]} in FP8" if order.precision is ExportPrecision.FP8 else names[kind]
     reported = [f"- base model: {order.base['id']} ({order.base['digest']})", *(f"- {k}: {v}" for k, v in order.adapter.items())]
     return "\n".join(["---", *lines, "---", f"# {order.name}", "", f"The {what} of a fine-tuning job.", "", *reported, ""])

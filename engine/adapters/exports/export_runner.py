@@ -22,7 +22,7 @@ from core.durable_files import sha256_of, write_json
 from core.errors import FtError, InvalidRequest
 from core.telemetry import logs
 from core.typed_json import from_json
-from engine.adapters.exports.archive import Order, build
+from engine.adapters.exports.archive import ExportOrder, build_export
 from engine.evals import EVAL_EXIT_BAD_INPUT, EVAL_EXIT_INTERNAL, EVAL_EXIT_OK, HEARTBEAT_NAME, RESULT_NAME
 
 SERVICE = "ft-export"
@@ -44,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
     stage = ["starting"]
     threading.Thread(target=_beat, args=(out_dir, stage), daemon=True).start()
     try:
-        order = from_json(Order, {**run["order"], "base_dir": run["base_model_dir"], "adapter_dir": run["adapter_dir"]})
-        built = build(order, scratch, say=lambda message: stage.__setitem__(0, message))
+        order = from_json(ExportOrder, {**run["order"], "base_dir": run["base_model_dir"], "adapter_dir": run["adapter_dir"]})
+        built = build_export(order, scratch, say=lambda message: stage.__setitem__(0, message))
         archive = built.archive.replace(out_dir / ARCHIVE)
         described = {"manifest": built.manifest, "manifest_sha256": built.manifest_sha256}
         write_json(out_dir / RESULT_NAME, {"bytes": archive.stat().st_size, "sha256": sha256_of(archive), **described})

@@ -60,11 +60,11 @@ def check_layers(model_dir: Path) -> tuple[frozenset[str], str]:
 def write_fp8(model_dir: Path, target: Path) -> None:
     """Writes the model in `model_dir` into `target`; one matrix at a time is in memory."""
     chosen, head = check_layers(model_dir)
-    copy_beside(model_dir, target, ("generation_config.json", *package.TOKENIZER))
+    copy_beside(model_dir, target, ("generation_config.json", *package.TOKENIZER_FILES))
     places: dict[str, str] = {}
     for shard in sorted(model_dir.glob("*.safetensors")):
         _write_shard(shard, target / shard.name, chosen)
-        places |= dict.fromkeys(tensors.header(target / shard.name), shard.name)
+        places |= dict.fromkeys(tensors.tensor_header(target / shard.name), shard.name)
     config = json.loads((model_dir / CONFIG).read_text(encoding="utf-8"))
     config["quantization_config"] = {
         "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
@@ -78,7 +78,7 @@ def write_fp8(model_dir: Path, target: Path) -> None:
 
 def _write_shard(source: Path, target: Path, chosen: frozenset[str]) -> None:
     contents: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, info in tensors.header(source).items():
+    for name, info in tensors.tensor_header(source).items():
         quantized = name.removesuffix(".weight") in chosen and name.endswith(".weight")
         contents[name] = ("F8_E4M3" if quantized else info.dtype, info.shape)
         if quantized:
@@ -108,12 +108,12 @@ def read_back(exported: Path, target: Path, *, dtype: torch.dtype) -> None:
 
     config = json.loads((exported / CONFIG).read_text(encoding="utf-8"))
     scheme = QuantizationConfig.model_validate(config.pop("quantization_config")).config_groups["group_0"].weights
-    copy_beside(exported, target, ("generation_config.json", *package.TOKENIZER))
+    copy_beside(exported, target, ("generation_config.json", *package.TOKENIZER_FILES))
     (target / CONFIG).write_text(json.dumps(config), encoding="utf-8")
     index: dict[str, str] = {}
     for shard in sorted(exported.glob("*.safetensors")):
         with safe_open(shard, framework="pt") as file:
-            plain = {n: t for n, t in tensors.header(shard).items() if not n.endswith(".weight" + SCALE)}
+            plain = {n: t for n, t in tensors.tensor_header(shard).items() if not n.endswith(".weight" + SCALE)}
             contents = {n: (TYPES[dtype] if t.dtype == "F8_E4M3" else t.dtype, t.shape) for n, t in plain.items()}
 
             def read(name: str, file: Any = file, plain: Mapping[str, tensors.TensorInfo] = plain) -> memoryview:

@@ -11,7 +11,7 @@ from gguf import GGUFWriter
 from safetensors.torch import load_file
 
 from core.errors import InvalidRequest
-from engine.adapters import package
+from engine.adapters import package, servability
 from engine.adapters.exports.gguf_file import check_architecture, interleaved
 from engine.adapters.exports.merge import changes_of
 
@@ -23,7 +23,7 @@ def write_adapter(adapter_dir: Path, base_config: Mapping[str, Any], target: Pat
     multiplied into B.
     """
     architecture = check_architecture(base_config)
-    found = package.read(adapter_dir)
+    found = package.read_package(adapter_dir)
     alpha = found.alpha or 1.0  # 0 means "no alpha" in the file
     heads = int(base_config["num_attention_heads"])
     rows_of = {"q_proj": heads, "k_proj": int(base_config.get("num_key_value_heads") or heads)}
@@ -33,14 +33,14 @@ def write_adapter(adapter_dir: Path, base_config: Mapping[str, Any], target: Pat
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
     writer.add_name(name)
-    for module, change in sorted(changes_of(load_file(adapter_dir / package.WEIGHTS), dora=False).items()):
+    for module, change in sorted(changes_of(load_file(adapter_dir / package.ADAPTER_WEIGHTS), dora=False).items()):
         known = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
         if known is None:
             raise InvalidRequest(
                 f"GGUF has no name for {module}, which the adapter changes; export merged weights", code="gguf_not_supported"
             )
         left = change.a.float().numpy()
-        right = (change.b.float() * (package.scale_of(found.config, module) * len(change.a) / alpha)).numpy()
+        right = (change.b.float() * (servability.scale_of(found.config, module) * len(change.a) / alpha)).numpy()
         last = module.rsplit(".", 1)[-1]
         if architecture is gguf.MODEL_ARCH.LLAMA and last in rows_of:
             right = interleaved(right, rows_of[last])

@@ -20,14 +20,15 @@ from safetensors import safe_open
 from core.base_models import read_template
 from core.errors import FtError, InvalidRequest
 from core.typed_json import JsonObject
-from engine.adapters.exports import Precision
+from engine.adapters.exports import ExportPrecision
 
 ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
 }  # fmt: skip
 """By ``model_type``; llama.cpp reads Mistral as Llama."""
-FILE_TYPES: Mapping[Precision, LlamaFileType] = {
-    Precision.F32: LlamaFileType.ALL_F32, Precision.F16: LlamaFileType.MOSTLY_F16, Precision.Q8_0: LlamaFileType.MOSTLY_Q8_0,
+FILE_TYPES: Mapping[ExportPrecision, LlamaFileType] = {
+    ExportPrecision.F32: LlamaFileType.ALL_F32, ExportPrecision.F16: LlamaFileType.MOSTLY_F16,
+    ExportPrecision.Q8_0: LlamaFileType.MOSTLY_Q8_0,
 }  # fmt: skip
 BLOCK = 32
 """Values that share a scale in Q8_0; a matrix whose rows are not a multiple of it stays in F16."""
@@ -48,7 +49,7 @@ def check_architecture(config: Mapping[str, Any]) -> gguf.MODEL_ARCH:
     return found
 
 
-def write_gguf(model_dir: Path, target: Path, *, name: str, precision: Precision) -> None:
+def write_gguf(model_dir: Path, target: Path, *, name: str, precision: ExportPrecision) -> None:
     """Writes the model in `model_dir`; one matrix at a time is in memory."""
     config = json.loads((model_dir / "config.json").read_text())
     architecture = check_architecture(config)
@@ -141,11 +142,11 @@ def interleaved(array: Array, heads: int) -> Array:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
 
 
-def _add_tensor(writer: GGUFWriter, name: str, array: Array, precision: Precision) -> None:
-    if array.ndim == 1 or precision is Precision.F32:
+def _add_tensor(writer: GGUFWriter, name: str, array: Array, precision: ExportPrecision) -> None:
+    if array.ndim == 1 or precision is ExportPrecision.F32:
         writer.add_tensor(name, array)
         return
-    if precision is Precision.Q8_0 and array.shape[-1] % BLOCK == 0:
+    if precision is ExportPrecision.Q8_0 and array.shape[-1] % BLOCK == 0:
         kind = GGMLQuantizationType.Q8_0
         writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
         return

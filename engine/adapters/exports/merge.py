@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from core.base_models import ties_embeddings
 from core.errors import FtError
-from engine.adapters import package, tensors
+from engine.adapters import package, servability, tensors
 from engine.adapters.tensors import module_name
 
-BESIDE = ("config.json", "generation_config.json", "model.safetensors.index.json", *package.TOKENIZER)
+BESIDE = ("config.json", "generation_config.json", "model.safetensors.index.json", *package.TOKENIZER_FILES)
 """Files of the base that belong to its weights; copied unchanged."""
 
 
@@ -29,10 +29,10 @@ def merge(base_dir: Path, adapter_dir: Path, target: Path) -> int:
     form, its float32 form, and the adapter. A full model instead of an adapter is copied: it already has its weights.
     """
     copy_beside(base_dir, target)
-    if not (adapter_dir / package.WEIGHTS).is_file():
+    if not (adapter_dir / package.ADAPTER_WEIGHTS).is_file():
         return _take_over(adapter_dir, target)
-    found = package.read(adapter_dir)
-    changes = changes_of(load_file(adapter_dir / package.WEIGHTS), dora=bool(found.config.get("use_dora")))
+    found = package.read_package(adapter_dir)
+    changes = changes_of(load_file(adapter_dir / package.ADAPTER_WEIGHTS), dora=bool(found.config.get("use_dora")))
     config = json.loads((base_dir / "config.json").read_text())
     if "lm_head" in changes and ties_embeddings(config):
         raise FtError("the adapter changes lm_head, which this base shares with its embedding: they cannot be merged", code="export_failed")
@@ -40,10 +40,10 @@ def merge(base_dir: Path, adapter_dir: Path, target: Path) -> int:
     for shard in sorted(base_dir.glob("*.safetensors")):
         shutil.copyfile(shard, target / shard.name)
         with safe_open(shard, framework="pt") as file, (target / shard.name).open("r+b") as out:
-            for name, info in tensors.header(shard).items():
+            for name, info in tensors.tensor_header(shard).items():
                 module = module_name(name, str(config.get("model_type", ""))).removesuffix(".weight")
                 if module in left:
-                    merged = _merged(file.get_tensor(name), changes[module], scale=package.scale_of(found.config, module))
+                    merged = _merged(file.get_tensor(name), changes[module], scale=servability.scale_of(found.config, module))
                     out.seek(info.start)
                     out.write(as_bytes(merged))
                     left.discard(module)
@@ -84,7 +84,7 @@ def changes_of(weights: Mapping[str, torch.Tensor], *, dora: bool) -> dict[str, 
     """Returns the change of each module."""
     sides: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in weights.items():
-        pair, magnitude = package.TENSOR.fullmatch(name), package.MAGNITUDE.fullmatch(name)
+        pair, magnitude = servability.TENSOR.fullmatch(name), servability.MAGNITUDE.fullmatch(name)
         if pair is not None:
             sides.setdefault(pair["module"], {})[pair["side"]] = tensor
         elif magnitude is not None and dora:

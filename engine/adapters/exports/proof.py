@@ -60,7 +60,7 @@ class Reference:
 
 def reference(base_dir: Path, adapter_dir: Path) -> Reference:
     """Returns the logits of base and adapter, unmerged."""
-    source = base_dir if (adapter_dir / package.WEIGHTS).is_file() else adapter_dir
+    source = base_dir if (adapter_dir / package.ADAPTER_WEIGHTS).is_file() else adapter_dir
     dtype = torch.float32 if count_parameters(base_dir) <= SMALL else COMPUTE[stored_type(source)]
     model = decoder.load(source, dtype=dtype).train(False)
     effect = 0.0
@@ -145,5 +145,5 @@ def tokens_of(directory: Path) -> torch.Tensor:
 
 def stored_type(directory: Path) -> str:
     """Returns the coarsest type in which a matrix of the model is stored."""
-    kinds = {t.dtype for f in directory.glob("*.safetensors") for t in tensors.header(f).values() if len(t.shape) > 1}
+    kinds = {t.dtype for f in directory.glob("*.safetensors") for t in tensors.tensor_header(f).values() if len(t.shape) > 1}
     return next((k for k in ("BF16", "F16") if k in kinds), "F32")

@@ -26,14 +26,14 @@ Envelope = Mapping[str, Any]
 """``{"payloadType", "payload" (base64), "signatures": [{"keyid", "sig" (base64)}]}``."""
 
 
-def sign(statement: Mapping[str, Any], key: Ed25519PrivateKey) -> Envelope:
+def sign_statement(statement: Mapping[str, Any], key: Ed25519PrivateKey) -> Envelope:
     """Returns `statement` in an envelope that `key` signs."""
     payload = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
     signature = {"keyid": key_id(key.public_key()), "sig": base64.b64encode(key.sign(_signed_bytes(payload))).decode()}
     return {"payloadType": PAYLOAD_TYPE, "payload": base64.b64encode(payload).decode(), "signatures": [signature]}
 
 
-def opened(envelope: object, keys: Mapping[str, Ed25519PublicKey]) -> Mapping[str, Any]:
+def open_envelope(envelope: object, keys: Mapping[str, Ed25519PublicKey]) -> Mapping[str, Any]:
     """Returns the statement of an envelope that one of `keys` (key id -> key) signed.
 
     Raises ``IntegrityError`` with the code ``signature_malformed``, ``signing_key_unknown`` or ``signature_invalid``.

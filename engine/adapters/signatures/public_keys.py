@@ -28,7 +28,7 @@ def read_key_set(document: object) -> dict[str, Ed25519PublicKey]:
     """Returns the Ed25519 keys of a key set by their ids, which are computed; ``InvalidRequest`` if there are none."""
     entries = document.get("keys") if isinstance(document, Mapping) else None
     try:
-        found = [decode(str(one["x"])) for one in entries or () if (one.get("kty"), one.get("crv")) == ("OKP", "Ed25519")]
+        found = [decode_key(str(one["x"])) for one in entries or () if (one.get("kty"), one.get("crv")) == ("OKP", "Ed25519")]
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise InvalidRequest(f"not a set of Ed25519 keys: {type(e).__name__}: {e}; `ft models keys -o FILE` saves one", param="keys") from e
     if not found:
@@ -36,18 +36,18 @@ def read_key_set(document: object) -> dict[str, Ed25519PublicKey]:
     return {key_id(key): key for key in found}
 
 
-def encode(key: Ed25519PublicKey) -> str:
+def encode_key(key: Ed25519PublicKey) -> str:
     """Returns the 32 bytes of `key` in base64url, the member ``x`` of its JSON Web Key."""
     return _base64url(key.public_bytes_raw())
 
 
-def decode(x: str) -> Ed25519PublicKey:
+def decode_key(x: str) -> Ed25519PublicKey:
     """Inverse of :func:`encode`; ``ValueError`` for anything but 32 bytes."""
     return Ed25519PublicKey.from_public_bytes(base64.urlsafe_b64decode(x + "=" * (-len(x) % 4)))
 
 
 def _required(key: Ed25519PublicKey) -> dict[str, str]:
-    return {"crv": "Ed25519", "kty": "OKP", "x": encode(key)}
+    return {"crv": "Ed25519", "kty": "OKP", "x": encode_key(key)}
 
 
 def _base64url(raw: bytes) -> str:

@@ -11,15 +11,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from core.durable_files import sha256_of
 from core.errors import IntegrityError
-from engine.adapters.package import MANIFEST, Refusal
+from engine.adapters.package import PACKAGE_MANIFEST
+from engine.adapters.servability import Refusal
 from engine.adapters.signatures import dsse, statements
 
-ENVELOPE = "manifest.intoto.json"
+ENVELOPE_FILE = "manifest.intoto.json"
 """Name of the signature in an export."""
 MAX_ENVELOPE_BYTES = 8 << 20
 
 
-def check(
+def check_signed_folder(
     folder: Path, keys: Mapping[str, Ed25519PublicKey], *, envelope: Path | None = None
 ) -> tuple[Mapping[str, Any] | None, list[Refusal]]:
     """Returns the signed statement and every difference between it and the files of `folder`; no statement if its signature is refused.
@@ -30,10 +31,10 @@ def check(
     2. Every file that it names is there with its bytes (``file_missing``, ``file_changed``; the manifest itself: ``manifest_changed``).
     3. There is no other file, directory or link (``file_added``).
     """
-    source = envelope or folder / ENVELOPE
+    source = envelope or folder / ENVELOPE_FILE
     try:
-        statement = dsse.opened(_read(source), keys)
-        expected = statements.subjects(statement)
+        statement = dsse.open_envelope(_read(source), keys)
+        expected = statements.statement_subjects(statement)
     except IntegrityError as e:
         return None, [Refusal(code=e.code, detail=e.message)]
     except ValueError as e:
@@ -71,7 +72,7 @@ def _changed(folder: Path, expected: Mapping[str, str]) -> Iterator[Refusal]:
         if Path(name).name != name or path.is_symlink() or not path.is_file():
             yield Refusal(code="file_missing", detail=f"{name[:160]} is signed and not in {folder}")
         elif (found := sha256_of(path)) != sha256:
-            code = "manifest_changed" if name == MANIFEST else "file_changed"
+            code = "manifest_changed" if name == PACKAGE_MANIFEST else "file_changed"
             yield Refusal(code=code, detail=f"{name} has sha256 {found}, signed was {sha256}")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 STATEMENT, PROVENANCE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
-TRAINED, EXPORTED = "urn:ft-platform:fine-tuning:v1", "urn:ft-platform:export:v1"
+TRAINED_BUILD, EXPORTED_BUILD = "urn:ft-platform:fine-tuning:v1", "urn:ft-platform:export:v1"
 """What made the files: a fine-tuning job, or an export of its result."""
 
 Sha256ByName = Mapping[str, str]
@@ -46,7 +46,7 @@ def provenance(
     }
 
 
-def subjects(statement: Mapping[str, Any]) -> dict[str, str]:
+def statement_subjects(statement: Mapping[str, Any]) -> dict[str, str]:
     """Returns name and sha256 of each file that `statement` is about; ``ValueError`` if it is not such a statement."""
     if statement.get("_type") != STATEMENT or statement.get("predicateType") != PROVENANCE:
         raise ValueError(f"it is no {STATEMENT} with {PROVENANCE}")

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from engine.adapters.package import CONFIG, TENSOR, WEIGHTS, scale_of
+from engine.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TENSOR, scale_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,8 +150,8 @@ def install(model: nn.Module, routing: Routing) -> dict[str, LoraLinear]:
 
 def read(directory: Path, *, dtype: torch.dtype, device: str) -> dict[str, LoraPair]:
     """Read the matrices of the adapter in `directory` by module name; its package must have been verified."""
-    config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-    weights = load_file(directory / WEIGHTS, device=device)
+    config = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    weights = load_file(directory / ADAPTER_WEIGHTS, device=device)
     sides: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in weights.items():
         match = TENSOR.fullmatch(name)

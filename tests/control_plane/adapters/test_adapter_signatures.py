@@ -64,16 +64,16 @@ def test_a_registered_adapter_is_signed_and_its_lineage_verifies_the_signature(
         adapter_signatures.sign_due(signer)
         published = httpx.get(f"{api_url}/.well-known/ft-signing-keys.json")  # without a key
         assert published.status_code == 200
-        statement = dsse.opened(client.adapters.signature(adapter_id), public_keys.read_key_set(published.json()))
+        statement = dsse.open_envelope(client.adapters.signature(adapter_id), public_keys.read_key_set(published.json()))
     record = adapter_signatures.get_adapter(signer, tenant.id, adapter_id)
-    assert statements.subjects(statement)["manifest.json"] == record.manifest_sha256
+    assert statements.statement_subjects(statement)["manifest.json"] == record.manifest_sha256
     inputs = {one["name"]: one["digest"] for one in statement["predicate"]["buildDefinition"]["resolvedDependencies"]}
     assert inputs["base_model:tiny-base"] == {"sha256": record.base_digest} and f"dataset:{record.dataset_id}" in inputs
     assert link_of(signer, tenant.id, adapter_id)["holds"] is True
     before = adapter_signatures.signature(signer, tenant.id, adapter_id)
     adapter_signatures.sign_due(signer)
     assert adapter_signatures.signature(signer, tenant.id, adapter_id) == before
-    other = json.loads(json.dumps(before)) | {"payload": dsse.sign({"subject": []}, signing_keys.current(signer))["payload"]}
+    other = json.loads(json.dumps(before)) | {"payload": dsse.sign_statement({"subject": []}, signing_keys.current(signer))["payload"]}
     with signer.engine.begin() as conn:
         conn.execute(sa.update(adapters).where(adapters.c.id == adapter_id).values(signature=other))
     assert link_of(signer, tenant.id, adapter_id)["holds"] is False
@@ -97,11 +97,11 @@ def test_a_replaced_key_verifies_what_it_signed_until_it_is_revoked(
     new = signing_keys.rotate(signer)
     assert stat.S_IMODE(signer.settings.signing_key_file.stat().st_mode) == 0o600
     assert [*signing_keys.trusted(signer)][:1] == [new.id] and old in signing_keys.trusted(signer)
-    assert dsse.opened(signed_before, signing_keys.trusted(signer))
+    assert dsse.open_envelope(signed_before, signing_keys.trusted(signer))
     revoked = signing_keys.revoke(signer, old)
     assert signing_keys.revoke(signer, old).revoked_at == revoked.revoked_at
     with pytest.raises(IntegrityError) as refused:
-        dsse.opened(signed_before, signing_keys.trusted(signer))
+        dsse.open_envelope(signed_before, signing_keys.trusted(signer))
     assert refused.value.code == "signing_key_unknown" and old in refused.value.message
     adapter_signatures.sign_due(signer)
     assert adapter_signatures.signature(signer, tenant.id, adapter_id)["signatures"][0]["keyid"] == new.id
@@ -122,7 +122,7 @@ def test_an_export_is_verified_offline_by_the_command(
     monkeypatch.setenv("FT_API_URL", api_url)
     monkeypatch.setenv("FT_API_KEY", api_key)
     assert ft.invoke(build(), ["export", adapter_id, "-o", str(folder)]).exit_code == 0
-    assert (folder / signed_folder.ENVELOPE).is_file()
+    assert (folder / signed_folder.ENVELOPE_FILE).is_file()
     assert ft.invoke(build(), ["models", "keys", "-o", str(saved)]).exit_code == 0
     monkeypatch.setenv("FT_API_URL", "http://127.0.0.1:9")  # nothing listens there
     command = ["models", "verify", str(folder), "--keys", str(saved)]

@@ -27,7 +27,7 @@ from control_plane.serving.tables import deployments
 from control_plane.tenants import service as tenants
 from core.base_models import Catalogue
 from core.errors import Conflict, IntegrityError, LineageIncomplete, NotFound
-from engine.adapters.package import WEIGHTS
+from engine.adapters.package import ADAPTER_WEIGHTS
 from engine.adapters.stages import Stage
 from engine.evals.gate.verdict import Finding, Verdict
 from engine.evals.scoring.report import EvalReport
@@ -346,7 +346,7 @@ def test_a_refusal_for_good_is_recorded_and_not_repeated(customer: Customer) -> 
 
 def test_a_damaged_copy_on_the_node_is_fetched_again(customer: Customer, server: str) -> None:
     id_ = customer.adapter(seed=8)
-    copy = node_files.materialise(customer.platform, adapters.get_adapter(customer.platform, customer.id, id_)) / WEIGHTS
+    copy = node_files.materialise(customer.platform, adapters.get_adapter(customer.platform, customer.id, id_)) / ADAPTER_WEIGHTS
     whole = copy.read_bytes()
     copy.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     promoted = promotions.promote(customer.platform, customer.id, id_)
@@ -362,7 +362,7 @@ def test_a_damaged_copy_on_the_node_is_fetched_again(customer: Customer, server:
 def test_files_that_are_not_the_registered_ones_are_never_served(customer: Customer) -> None:
     id_ = customer.adapter()
     record = adapters.get_adapter(customer.platform, customer.id, id_)
-    key = f"{record.object_prefix}/{WEIGHTS}"
+    key = f"{record.object_prefix}/{ADAPTER_WEIGHTS}"
     whole = customer.platform.objects.get_bytes(key)
     customer.platform.objects.put_bytes(key, whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(IntegrityError, match="not the file that was registered"):

@@ -33,8 +33,8 @@ from control_plane.tenants import service as tenants
 from control_plane.worker.periodic_work import CLEANUP
 from core.base_models import CHANGED
 from core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
-from engine.adapters.package import WEIGHTS
-from engine.adapters.record import FULL
+from engine.adapters.package import ADAPTER_WEIGHTS
+from engine.adapters.record import FULL_MODEL
 from engine.adapters.stages import Stage
 from engine.evals.gate.verdict import Verdict
 from engine.evals.scoring.report import EvalReport
@@ -207,7 +207,7 @@ def test_a_whole_model_is_exported_on_a_device_and_only_its_tokenizer_by_the_wor
     operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path
 ) -> None:
     adapter_id = register(operated, owner[0], base, tmp_path)
-    whole = {"type": FULL, "rank": None, "alpha": None, "modules": None}
+    whole = {"type": FULL_MODEL, "rank": None, "alpha": None, "modules": None}
     with as_owner(operated).begin() as conn:
         conn.execute(sa.text("ALTER TABLE adapters DISABLE TRIGGER USER"))
         conn.execute(sa.update(adapters_table).where(adapters_table.c.id == adapter_id).values(**whole))
@@ -241,7 +241,7 @@ def test_the_command_line_takes_an_adapter_along_and_pushes_it(
         pushed = ft(url, owner[1], tmp_path, "export", adapter_id, "--push", "acme/mine", "--token", TOKEN, "--json", hub=hub)
         assert pushed.returncode == 0, pushed.stderr
         there = hub.repos["acme/mine"]
-        assert there[WEIGHTS] == (tmp_path / "out" / WEIGHTS).read_bytes()
+        assert there[ADAPTER_WEIGHTS] == (tmp_path / "out" / ADAPTER_WEIGHTS).read_bytes()
         assert there["manifest.json"] == (tmp_path / "out" / "manifest.json").read_bytes()
         assert {asked[2] for asked in hub.asked if asked[0] == "POST"} == {f"Bearer {TOKEN}"}
         refused = ft(

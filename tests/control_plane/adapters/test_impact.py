@@ -12,7 +12,7 @@ from control_plane.adapters.impact import Change, Impact, impact, possible, stan
 from control_plane.adapters.service import set_stage
 from control_plane.serving import model_routes
 from core.errors import Conflict
-from engine.adapters.stages import GRACE, Stage
+from engine.adapters.stages import DEPRECATION_GRACE, Stage
 from tests.support.jobs.followed_jobs import until
 from tests.support.platform.fleet_in_memory import Place
 from tests.support.platform.lock_waits import num_waiting
@@ -69,7 +69,7 @@ def test_a_deprecation_moves_callers_of_routes_to_the_other_targets(place: Place
     assert (found.before and found.before.id, found.after and found.after.id, found.stops) == (two, one, True)
     assert shares(found) == {"bot": [("a", 0.6, 0.75), ("b", 0.2, 0.0), ("tiny-base", 0.2, 0.25)], "only": [("b", 1.0, 0.0)]}
     assert [route.fails for route in found.routes] == [False, True]
-    assert found.files_until == place.clock.now + GRACE
+    assert found.files_until == place.clock.now + DEPRECATION_GRACE
     promotions.deprecate(place.platform, place.tenant, two)
     assert (answers(place, found.logical), answers(place, "only")) == ("a", "model_not_served")
     now = model_routes.get(place.platform, place.tenant, "bot")

@@ -37,8 +37,8 @@ from control_plane.tenants.rules import Tenant
 from core.durable_files import sha256_of
 from core.errors import Forbidden, InvalidRequest
 from core.workload import Kind
-from engine.adapters.exports import Format
-from engine.adapters.exports.archive import build
+from engine.adapters.exports import ExportFormat
+from engine.adapters.exports.archive import build_export
 from resources.launcher import open_launcher
 from tests.control_plane.adapters.test_exports import MODEL, register
 from tests.support.jobs.followed_evaluations import following
@@ -227,7 +227,7 @@ def test_what_a_workload_made_is_signed_by_the_worker_and_again_after_a_revocati
     held = begin(platform, tenant, order)
     record, content = exports.content_of(platform, order)
     files = content(base_dir=base, adapter_dir=rollout.materialise(platform, record))
-    built = build(replace(files, format=Format.ADAPTER), tmp_path)  # merging takes long, and is tried below
+    built = build_export(replace(files, format=ExportFormat.ADAPTER), tmp_path)  # merging takes long, and is tried below
     with platform.engine.connect() as conn:
         platform.objects.put_file(archive_key(conn, held), built.archive)
     described = {"manifest": built.manifest, "manifest_sha256": built.manifest_sha256}

@@ -31,7 +31,7 @@ from control_plane.tenants.rules import Tenant  # noqa: E402
 from control_plane.tenants.tables import tenants  # noqa: E402
 from core.errors import Conflict, FtError, InvalidRequest, NotFound, Unavailable  # noqa: E402
 from engine.adapters import whole_model  # noqa: E402
-from engine.adapters.exports import Precision, gguf_file, merge  # noqa: E402
+from engine.adapters.exports import ExportPrecision, gguf_file, merge  # noqa: E402
 from engine.data.schema import Example, Message  # noqa: E402
 from engine.data.tokens.chat_tokenizer import ChatTokenizer  # noqa: E402
 from engine.training.runtime.model import decoder  # noqa: E402
@@ -140,7 +140,7 @@ def test_transformers_our_encoders_and_gguf_agree(tmp_path: Path, kind: str, tok
     assert {token: theirs.convert_tokens_to_ids(token) for token in made.token_ids} == made.token_ids
     assert theirs.decode(ids_of(new, "<tool><|call|>"), skip_special_tokens=True) == "<tool>"
 
-    gguf_file.write_gguf(new, tmp_path / "model.gguf", name="tiny", precision=Precision.F16)
+    gguf_file.write_gguf(new, tmp_path / "model.gguf", name="tiny", precision=ExportPrecision.F16)
     fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     kinds = {bytes(tokens.parts[tokens.data[i]]).decode(): (i, int(types.parts[types.data[i]][0])) for i in made.token_ids.values()}
@@ -183,7 +183,7 @@ def test_training_all_parameters_changes_each_new_row_and_gives_a_whole_model(tm
     run = RunFile(spec=spec, attempt=1, base_model_dir=new, pack_dir=pack, work_dir=tmp_path / "work")
     assert Training(run_file=run, vocab_size=rows).attempt()
     final = tmp_path / "work" / "final"
-    assert whole_model.verify(final, base_dir=new) == []
+    assert whole_model.verify_whole_model(final, base_dir=new) == []
     merge.merge(new, final, tmp_path / "export")
     assert ids_of(tmp_path / "export", "<tool></tool><|call|>") == ids
     before, after = decoder.load(new), decoder.load(tmp_path / "export")

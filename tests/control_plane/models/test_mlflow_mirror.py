@@ -18,7 +18,7 @@ from control_plane.platform.protocols import RegisteredModels
 from control_plane.tenant_data import deletion_requests
 from control_plane.tenants import service as tenants
 from core.errors import Unavailable
-from engine.adapters.record import parse_name
+from engine.adapters.record import parse_adapter_name
 from tests.support.jobs.registered_adapter import add_adapter
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
@@ -80,7 +80,7 @@ def test_adapters_made_before_a_tenants_data_was_deleted_are_left_out_and_later_
 
 def test_two_lineages_never_share_a_model() -> None:
     names = ["ft:a/b:t:s:1", "ft:a.b:t:s:1", "ft:b:t:s:1", "ft:b:t::1", "ft:b:t-s::1", "ft:a+b:t:s:1"]
-    assert len({mlflow_mirror.model_name(parse_name(n)) for n in names[:5]}) == 5
+    assert len({mlflow_mirror.model_name(parse_adapter_name(n)) for n in names[:5]}) == 5
 
 
 def test_it_is_told_after_a_change_and_not_for_nothing(fresh_platform: Platform, add: Callable[..., str]) -> None:

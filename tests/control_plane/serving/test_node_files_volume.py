@@ -55,7 +55,7 @@ def test_an_adapter_is_made_on_the_volume_that_it_is_served_from(customer: Custo
     record = get_adapter(customer.platform, customer.id, customer.register(customer.trained()).id)
     for digest in (None, "f" * 64):
         made = materialise(customer.platform, record, digest)
-        assert (volume / made.name / package.MANIFEST).is_file()
+        assert (volume / made.name / package.PACKAGE_MANIFEST).is_file()
     assert list((volume / ".making").iterdir()) == []
 
 

@@ -39,7 +39,7 @@ def test_an_adapter_goes_only_to_bytes_that_it_was_accepted_on(place: Place) -> 
 
 def test_an_adapter_goes_from_bytes_that_it_is_not_accepted_on_any_more(place: Place) -> None:
     made, other = place.adapter("a"), "c" * 64
-    index = place.platform.settings.work_dir / "adapters" / serving_index.filename(other)
+    index = place.platform.settings.work_dir / "adapters" / serving_index.index_filename(other)
     place.servers.at[TWO].digest = other
     place.verdict(made, "passed", other)
     place.desire(made)

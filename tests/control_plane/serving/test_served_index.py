@@ -53,7 +53,7 @@ def give_verdict(customer: Customer, adapter: Adapter, outcome: str) -> None:
 
 
 def read(customer: Customer, digest: str | None = None) -> Any:
-    name = serving_index.filename(digest or customer.platform.models.get("tiny").digest)
+    name = serving_index.index_filename(digest or customer.platform.models.get("tiny").digest)
     return json.loads((customer.platform.settings.work_dir / "adapters" / name).read_bytes())
 
 
@@ -81,7 +81,7 @@ def test_servers_of_other_bytes_read_another_index_with_what_was_made_for_them(c
     assert read(customer, OTHER) == {}, "it is not accepted there"
     give_verdict(customer, made, "passed")
     node_files.write(customer.platform, [serving(customer), serving(customer, OTHER)])
-    sha256 = hashlib.sha256((where / package.MANIFEST).read_bytes()).hexdigest()
+    sha256 = hashlib.sha256((where / package.PACKAGE_MANIFEST).read_bytes()).hexdigest()
     assert read(customer, OTHER) == {made.name: {"directory": where.name, "manifest_sha256": sha256, "base_digest": OTHER}}
     assert sha256 != made.manifest_sha256
     assert set(read(customer)) == {made.name}
@@ -102,7 +102,7 @@ def test_while_nothing_changes_the_database_is_all_that_is_read(customer: Custom
     sys.addaudithook(lambda event, args: opened.append(args[0]) if watching and event == "open" and root in str(args[0]) else None)
     node_files.write(customer.platform, replicas)
     assert opened == []
-    index = customer.platform.settings.work_dir / "adapters" / serving_index.filename(OTHER)
+    index = customer.platform.settings.work_dir / "adapters" / serving_index.index_filename(OTHER)
     index.write_text("{}")
     node_files.write(customer.platform, replicas)
     watching = False

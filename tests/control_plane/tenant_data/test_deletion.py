@@ -37,7 +37,7 @@ from control_plane.tenant_data import deletion, deletion_requests, erasure
 from control_plane.tenant_data.tables import deletion_objects, deletions
 from core import layout
 from core.errors import Conflict, InvalidRequest
-from engine.adapters.stages import GRACE
+from engine.adapters.stages import DEPRECATION_GRACE
 from tests.support.jobs.finished_job import rewrite
 from tests.support.platform.database_roles import as_owner
 from tests.support.platform.deletable_tenants import SECRET, Servers, Weak, World, killed_while_working, texts_of_database, working
@@ -57,7 +57,7 @@ def test_a_deprecated_adapter_keeps_its_files_for_thirty_days_and_not_longer(wor
     tenant = world.tenant()
     id_ = world.deprecated(tenant)
     prefix = layout.adapter_prefix(tenant, id_)
-    world.clock.now += GRACE - timedelta(minutes=1)
+    world.clock.now += DEPRECATION_GRACE - timedelta(minutes=1)
     assert deletion_requests.archive_due(world.platform) == []
     assert world.keys(prefix)
     before = {key: world.store.get_bytes(key) for key in world.keys(prefix)}
@@ -95,7 +95,7 @@ def test_an_adapter_that_may_still_be_served_is_kept(world: World, ready: bool) 
     tenant = world.tenant()
     id_ = world.deprecated(tenant)
     served = replace(world.platform, fleet=Servers(adapters={world.row(id_).name: "/x"}, ready=ready))
-    world.clock.now += 2 * GRACE
+    world.clock.now += 2 * DEPRECATION_GRACE
     with world.platform.engine.begin() as conn:
         seen = {"replica": "http://a", "adapter_id": id_, "observed": "loaded", "updated_at": world.clock.now}
         conn.execute(sa.insert(replica_adapters).values(**seen))
@@ -113,7 +113,7 @@ def test_an_adapter_that_a_waiting_job_starts_from_is_kept(world: World) -> None
         ).scalar()
     body = {"model": "tiny-base", "training_file": file, "warm_start": id_}
     job = jobs.submit(world.platform, tenant, JobRequest.from_body(body)).job
-    world.clock.now += 2 * GRACE
+    world.clock.now += 2 * DEPRECATION_GRACE
     assert deletion_requests.archive_due(world.platform) == []
     jobs.cancel(world.platform, tenant, job.id)
     assert len(deletion_requests.archive_due(world.platform)) == 1
@@ -122,7 +122,7 @@ def test_an_adapter_that_a_waiting_job_starts_from_is_kept(world: World) -> None
 def test_an_adapter_promoted_again_in_its_grace_is_not_deleted(world: World) -> None:
     tenant = world.tenant()
     id_ = world.deprecated(tenant)
-    world.clock.now += 2 * GRACE
+    world.clock.now += 2 * DEPRECATION_GRACE
     with world.platform.engine.begin() as conn:
         adapters.set_stage(conn, id_, adapters.Stage.PRODUCTION, promoted_at=world.clock.now)
     assert world.row(id_).deprecated_at is None
@@ -377,7 +377,7 @@ def test_servers_are_asked_once_a_round_however_many_adapters_there_are(world: W
             promotions.deprecate(world.platform, tenant, world.trained(tenant, seed=seed))
     fleet = Servers(adapters={})
     served = replace(world.platform, fleet=fleet)
-    world.clock.now += 2 * GRACE
+    world.clock.now += 2 * DEPRECATION_GRACE
     assert len(deletion_requests.archive_due(served)) == 4
     assert fleet.asked == 1
     assert len(deletion.carry_out_all(served)) == 4

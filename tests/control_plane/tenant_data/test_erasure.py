@@ -37,7 +37,7 @@ from control_plane.tracking.tables import integrations, wandb_runs
 from core import layout
 from core.base_models import Catalogue
 from core.errors import IntegrityError
-from engine.adapters.stages import GRACE
+from engine.adapters.stages import DEPRECATION_GRACE
 from ft_assets.datasets import step as dataset_step
 from resources.object_store.tenant_keys import KEYS, TenantKeys
 from tests.support.jobs.finished_job import finish, rewrite
@@ -140,7 +140,7 @@ def test_no_copy_of_an_adapter_is_left_on_any_node_of_the_machine(world: World) 
     tenant = world.tenant()
     id_ = world.deprecated(tenant)
     there = kept_on_nodes(world, tenant, id_)
-    world.clock.now += 2 * GRACE
+    world.clock.now += 2 * DEPRECATION_GRACE
     (asked,) = deletion_requests.archive_due(world.platform)
     assert deletion.carry_out_all(world.platform) == [asked]
     job_id = world.row(id_).job_id

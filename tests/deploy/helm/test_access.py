@@ -227,7 +227,7 @@ def test_model_servers_in_the_namespace_fetch_their_files_and_are_called() -> No
         num_layers=16, hidden=2048, num_heads=32, num_kv_heads=8, head_dim=64, intermediate=8192, vocab=128_256, tied_embeddings=True,
         context_length=8192,
     )  # fmt: skip
-    pool = llm_d.Pool(base_model="llama", base_digest="0" * 64, shape=shape, context_length=8192)
+    pool = llm_d.AdapterPool(base_model="llama", base_digest="0" * 64, shape=shape, context_length=8192)
     (server,) = (made for made in llm_d.render_pool(pool, settings) if made["kind"] == "StatefulSet")
     labels = server["spec"]["template"]["metadata"]["labels"]
     assert any(rule["ports"] == [{"port": 443}] for rule in rules(EVERYTHING, labels, "egress"))

@@ -88,8 +88,10 @@ def test_the_platform_reaches_its_own_servers_wherever_the_others_are(bench: Bou
     others = [{"ipBlock": {"cidr": "10.9.0.0/16"}}]
     made = render(merged(values(EVERYTHING), {"networkPolicies": {"inference": {"port": 443, "to": others}}}))
     (policy,) = (each["spec"] for each in made if each["kind"] == "NetworkPolicy" and each["metadata"]["name"].endswith("-inference"))
-    whole = servers.render(model("adp-1"), model_shape(bench), SETTINGS, context_length=512)
-    pool = llm_d.render_pool(llm_d.Pool(base_model="tiny", base_digest="0" * 64, shape=model_shape(bench), context_length=512), SETTINGS)
+    whole = servers.render_server(model("adp-1"), model_shape(bench), SETTINGS, context_length=512)
+    pool = llm_d.render_pool(
+        llm_d.AdapterPool(base_model="tiny", base_digest="0" * 64, shape=model_shape(bench), context_length=512), SETTINGS
+    )
     for labels in (each["spec"]["template"]["metadata"]["labels"] for each in [*whole, *pool] if "template" in each["spec"]):
         reached = [
             rule for rule in policy["egress"] for peer in rule["to"] if "podSelector" in peer and matches(peer["podSelector"], labels)

@@ -15,9 +15,9 @@ import yaml
 
 from core.errors import Conflict
 from engine.adapters import cluster, llm_d, servers
-from engine.adapters.cluster import ClusterSettings, Manifest
-from engine.adapters.llm_d import Pool
-from engine.adapters.record import FULL, LORA, AdapterRecord
+from engine.adapters.cluster import ClusterObject, ClusterSettings
+from engine.adapters.llm_d import AdapterPool
+from engine.adapters.record import FULL_MODEL, LORA_ADAPTER, AdapterRecord
 from engine.adapters.stages import Stage
 from engine.training import model_shapes
 from resources.inference.fetch_package import _parser
@@ -27,29 +27,29 @@ DIGEST = "@sha256:" + "0" * 64
 SETTINGS = ClusterSettings(vllm_image=f"vllm-ft{DIGEST}", platform_image=f"ft-platform{DIGEST}", object_store="s3://ft/objects")
 LLAMA_8B = model_shapes.shape_of("meta-llama/Llama-3.1-8B")
 RECORD = AdapterRecord(
-    id="adp-0123456789abcdef01234567", tenant_id="acme", name="ft:meta-llama/Llama-3.1-8B:acme:support:0123456789ab", type=FULL,
+    id="adp-0123456789abcdef01234567", tenant_id="acme", name="ft:meta-llama/Llama-3.1-8B:acme:support:0123456789ab", type=FULL_MODEL,
     base_model="meta-llama/Llama-3.1-8B", base_digest="b" * 64, job_id="ftjob-1", dataset_id="ds_1", pack_fingerprint="p",
     spec_sha256="s", lock_sha256="l", commit="c", metrics={"loss": 1.0}, eval_report_key="k", eval_passed=True, rank=None, alpha=None,
     modules=(), object_prefix="tenants/acme/adapters/adp-0123456789abcdef01234567", manifest_sha256="a" * 64, stage=Stage.DRAFT,
     created_at=datetime(2026, 1, 1, tzinfo=UTC), promoted_at=None,
 )  # fmt: skip
-POOL = Pool(base_model="meta-llama/Llama-3.1-8B", base_digest="b" * 64, shape=LLAMA_8B, context_length=8192)
+POOL = AdapterPool(base_model="meta-llama/Llama-3.1-8B", base_digest="b" * 64, shape=LLAMA_8B, context_length=8192)
 
 
-def server(**changes: Any) -> list[Manifest]:
-    return servers.render(replace(RECORD, **changes), LLAMA_8B, SETTINGS, context_length=8192)
+def server(**changes: Any) -> list[ClusterObject]:
+    return servers.render_server(replace(RECORD, **changes), LLAMA_8B, SETTINGS, context_length=8192)
 
 
-def route(**changes: Any) -> Manifest:
+def route(**changes: Any) -> ClusterObject:
     given: dict[str, Any] = {"tenant": "acme", "name": "support", "targets": [("ft:m:acme:s:1", 90), ("ft:m:acme:s:2", 10)]}
     return llm_d.render_route(**given | {"pool": POOL.name, "settings": SETTINGS} | changes)
 
 
-def everything() -> list[Manifest]:
+def everything() -> list[ClusterObject]:
     return [*server(), *llm_d.render_pool(POOL, SETTINGS), route()]
 
 
-def named(objects: list[Manifest], kind: str) -> Manifest:
+def named(objects: list[ClusterObject], kind: str) -> ClusterObject:
     (found,) = [o for o in objects if o["kind"] == kind]
     return found
 
@@ -59,7 +59,7 @@ def flag(command: list[str], name: str) -> str:
 
 
 @pytest.mark.parametrize("made", everything(), ids=lambda o: f"{o['kind']}-{o['metadata']['name'][:12]}")
-def test_every_object_holds_to_its_schema(made: Manifest) -> None:
+def test_every_object_holds_to_its_schema(made: ClusterObject) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     if made["apiVersion"].partition("/")[0] in (llm_d.POOL_GROUP, llm_d.REWRITE_GROUP):
         return  # below
@@ -114,7 +114,7 @@ def test_a_pool_selects_the_pods_of_its_servers_and_no_others() -> None:
 def test_the_platform_is_told_the_name_of_each_replica_and_where_it_sees_the_adapters() -> None:
     objects = llm_d.render_pool(replace(POOL, replicas=2), SETTINGS)
     servers_, service = named(objects, "StatefulSet"), named(objects, "Service")
-    told = llm_d.environment(replace(POOL, replicas=2), SETTINGS)
+    told = llm_d.pool_environment(replace(POOL, replicas=2), SETTINGS)
     name, space = servers_["metadata"]["name"], servers_["metadata"]["namespace"]
     assert servers_["spec"]["serviceName"] == service["metadata"]["name"] == name
     assert (service["spec"]["clusterIP"], service["spec"]["ports"][0]["port"]) == ("None", 8000)
@@ -176,7 +176,7 @@ def test_the_server_sees_neither_the_store_nor_its_keys_and_cannot_write_the_mod
 
 def test_every_model_server_requires_the_platforms_token_which_stands_in_a_secret() -> None:
     settings = replace(SETTINGS, inference_secret="answers")
-    rendered = [*servers.render(RECORD, LLAMA_8B, settings, context_length=8192), *llm_d.render_pool(POOL, settings)]
+    rendered = [*servers.render_server(RECORD, LLAMA_8B, settings, context_length=8192), *llm_d.render_pool(POOL, settings)]
     containers = [c for o in rendered if "template" in o["spec"] for c in o["spec"]["template"]["spec"]["containers"]]
     found = [c for c in containers if c["image"] == settings.vllm_image]
     assert len(found) == 2, "of a whole model and of a pool"
@@ -241,14 +241,14 @@ def test_what_fits_on_no_node_is_refused() -> None:
 
 
 def test_several_gpus_share_one_model() -> None:
-    made = servers.render(RECORD, model_shapes.shape_of("meta-llama/Llama-3.1-70B"), SETTINGS, context_length=8192)
+    made = servers.render_server(RECORD, model_shapes.shape_of("meta-llama/Llama-3.1-70B"), SETTINGS, context_length=8192)
     (vllm,) = named(made, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert flag(vllm["command"], "--tensor-parallel-size") == vllm["resources"]["limits"]["nvidia.com/gpu"] == "4"
 
 
 def test_an_adapter_has_no_server_of_its_own() -> None:
     with pytest.raises(Conflict, match="served beside others") as refused:
-        server(type=LORA)
+        server(type=LORA_ADAPTER)
     assert refused.value.code == "shares_a_server"
 
 
@@ -284,13 +284,13 @@ def test_an_image_without_its_digest_is_refused(image: str) -> None:
 
 def test_unusual_names_make_names_that_a_cluster_takes() -> None:
     for value in ("acme", "a" * 200, "Ünïcode!", "-x-", "a/b", "a.b_c", ""):
-        assert len(cluster.label(value)) <= 63
-        name = cluster.object_name("ft", value)
+        assert len(cluster.label_value(value)) <= 63
+        name = cluster.kubernetes_name("ft", value)
         assert len(name) <= 63 and name.strip("-") == name and name == name.lower()
-    assert cluster.label("a/b") != cluster.label("a-b") and cluster.object_name("a/b") != cluster.object_name("a-b")
+    assert cluster.label_value("a/b") != cluster.label_value("a-b") and cluster.kubernetes_name("a/b") != cluster.kubernetes_name("a-b")
 
 
 def test_the_yaml_reads_back_as_the_objects() -> None:
     objects = everything()
-    assert list(yaml.safe_load_all(cluster.to_yaml(objects))) == json.loads(json.dumps(objects))
-    assert cluster.to_yaml(objects) == cluster.to_yaml(everything())
+    assert list(yaml.safe_load_all(cluster.objects_yaml(objects))) == json.loads(json.dumps(objects))
+    assert cluster.objects_yaml(objects) == cluster.objects_yaml(everything())

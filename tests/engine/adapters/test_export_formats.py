@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from core.errors import InvalidRequest
 from engine.adapters import package, tensors
-from engine.adapters.exports import Format, Precision, checked, fp8, gguf_file, llama_cpp, merge, proof
+from engine.adapters.exports import ExportFormat, ExportPrecision, checked_export, fp8, gguf_file, llama_cpp, merge, proof
 from engine.adapters.exports.gguf_adapter import write_adapter
 from tests.engine.adapters.test_exports import made, order, variant, with_merges
 from tests.support.models.tiny_adapter import adapter_arrays, build_tiny_adapter
@@ -41,11 +41,11 @@ def adapter(base: Path) -> Path:
 
 @pytest.mark.filterwarnings("ignore:You passed .quantization_config:UserWarning")
 def test_fp8_weights_are_proven_and_load_where_compressed_tensors_does(base: Path, adapter: Path, tmp_path: Path) -> None:
-    built, files = made(order(base, adapter, Format.MERGED, Precision.FP8), tmp_path / "a")
+    built, files = made(order(base, adapter, ExportFormat.MERGED, ExportPrecision.FP8), tmp_path / "a")
     proven = built.manifest["proof"]
     assert built.manifest["before_quantization"]["mean_difference"] < 1e-4
     assert 1e-3 < proven["mean_difference"] < 0.4 < proven["adapter_effect"]
-    stored = tensors.header(files / "model.safetensors")
+    stored = tensors.tensor_header(files / "model.safetensors")
     quantized = {name for name, info in stored.items() if info.dtype == "F8_E4M3"}
     assert len(quantized) == 7 * json.loads((files / "config.json").read_text())["num_hidden_layers"]
     assert all(stored[f"{name}_scale"].shape == (stored[name].shape[0], 1) for name in quantized)
@@ -71,7 +71,10 @@ def test_models_that_servers_arrange_otherwise_are_not_written_in_fp8(tmp_path: 
 
     for family, reason in (("qwen-3-moe", "mixtures of experts"), ("gemma-3", "more than a text decoder")):
         with pytest.raises(InvalidRequest, match=reason) as refused:
-            made(order(build_family(family, tmp_path / family), adapter, Format.MERGED, Precision.FP8), tmp_path / f"{family}-export")
+            made(
+                order(build_family(family, tmp_path / family), adapter, ExportFormat.MERGED, ExportPrecision.FP8),
+                tmp_path / f"{family}-export",
+            )
         assert refused.value.code == "fp8_not_supported"
 
 
@@ -81,8 +84,8 @@ def test_an_adapter_as_gguf_holds_what_peft_adds(tmp_path: Path) -> None:
     config = {"use_rslora": True, "alpha_pattern": {"q_proj": 3}, "rank_pattern": {"v_proj": 16}}
     adapter = build_tiny_adapter(tmp_path / "adapter", base, base_name="tiny", config=config)
     wide = {name: array for name, array in adapter_arrays(base, rank=16).items() if ".v_proj." in name}
-    save_file(adapter_arrays(base) | wide, adapter / package.WEIGHTS, metadata={"format": "pt"})
-    _, files = made(order(base, adapter, Format.GGUF_ADAPTER), tmp_path / "a")
+    save_file(adapter_arrays(base) | wide, adapter / package.ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    _, files = made(order(base, adapter, ExportFormat.GGUF_ADAPTER), tmp_path / "a")
     reader = gguf.GGUFReader(files / "adapter.gguf")
     fields = {name: field.contents() for name, field in reader.fields.items()}
     assert (fields["general.type"], fields["general.architecture"], fields["adapter.type"]) == ("adapter", "llama", "lora")
@@ -102,17 +105,17 @@ def test_an_adapter_as_gguf_holds_what_peft_adds(tmp_path: Path) -> None:
 
 def test_awq_is_refused_with_the_reason() -> None:
     with pytest.raises(InvalidRequest, match="needs an older transformers") as refused:
-        checked("merged", "awq")
+        checked_export("merged", "awq")
     assert refused.value.code == "invalid_precision"
-    assert checked("merged", "fp8") == (Format.MERGED, Precision.FP8)
+    assert checked_export("merged", "fp8") == (ExportFormat.MERGED, ExportPrecision.FP8)
     with pytest.raises(InvalidRequest, match="use f32, f16, q8_0, q4_k_m"):
-        checked("gguf", "fp8")
+        checked_export("gguf", "fp8")
 
 
 @pytest.mark.skipif(llama_cpp.is_installed(), reason="llama-cpp-python is installed")
 def test_without_llama_cpp_q4_k_m_is_refused(base: Path, adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="choose q8_0") as refused:
-        made(order(base, adapter, Format.GGUF, Precision.Q4_K_M), tmp_path / "a")
+        made(order(base, adapter, ExportFormat.GGUF, ExportPrecision.Q4_K_M), tmp_path / "a")
     assert refused.value.code == "llama_cpp_missing"
 
 
@@ -130,7 +133,7 @@ FAMILIES = [
 def test_llama_cpp_applies_the_adapter_file_as_peft_does(tmp_path: Path, config: dict[str, object]) -> None:
     base = variant(tmp_path / "base", start=with_merges, **config)
     adapter = build_tiny_adapter(tmp_path / "adapter", base, base_name="tiny", config={"use_rslora": True})
-    gguf_file.write_gguf(base, tmp_path / "base.gguf", name="base", precision=Precision.F32)
+    gguf_file.write_gguf(base, tmp_path / "base.gguf", name="base", precision=ExportPrecision.F32)
     write_adapter(adapter, json.loads((base / "config.json").read_text()), tmp_path / "adapter.gguf", name="adapter")
     wanted = proof.reference(base, adapter)
     tokens = proof.tokens_of(base).tolist()
@@ -146,14 +149,14 @@ def test_llama_cpp_applies_the_adapter_file_as_peft_does(tmp_path: Path, config:
 def test_llama_cpp_quantizes_to_four_bits_and_answers_from_every_precision(tmp_path: Path, config: dict[str, object]) -> None:
     base = variant(tmp_path / "base", start=with_merges, **config)
     adapter = build_tiny_adapter(tmp_path / "adapter", base, base_name="tiny")
-    limits = {Precision.F32: 1e-3, Precision.F16: 0.01, Precision.Q8_0: 0.1, Precision.Q4_K_M: 0.8}
+    limits = {ExportPrecision.F32: 1e-3, ExportPrecision.F16: 0.01, ExportPrecision.Q8_0: 0.1, ExportPrecision.Q4_K_M: 0.8}
     proofs = {}
     for precision, limit in limits.items():
-        built, _ = made(order(base, adapter, Format.GGUF, precision), tmp_path / precision)
+        built, _ = made(order(base, adapter, ExportFormat.GGUF, precision), tmp_path / precision)
         proofs[precision] = built.manifest["proof"]
         assert proofs[precision]["computed_by"] == "llama.cpp"
         assert proofs[precision]["mean_difference"] < limit
-    assert proofs[Precision.Q8_0]["mean_difference"] < proofs[Precision.Q4_K_M]["mean_difference"]
+    assert proofs[ExportPrecision.Q8_0]["mean_difference"] < proofs[ExportPrecision.Q4_K_M]["mean_difference"]
 
 
 @pytest.mark.slow
@@ -162,8 +165,8 @@ def test_q8_0_has_the_bytes_of_llama_cpp(tmp_path: Path) -> None:
     import llama_cpp as library
 
     base = with_merges(tmp_path / "base")
-    gguf_file.write_gguf(base, tmp_path / "f32.gguf", name="base", precision=Precision.F32)
-    gguf_file.write_gguf(base, tmp_path / "ours.gguf", name="base", precision=Precision.Q8_0)
+    gguf_file.write_gguf(base, tmp_path / "f32.gguf", name="base", precision=ExportPrecision.F32)
+    gguf_file.write_gguf(base, tmp_path / "ours.gguf", name="base", precision=ExportPrecision.Q8_0)
     llama_cpp.quantize(tmp_path / "f32.gguf", tmp_path / "theirs.gguf", library.LLAMA_FTYPE_MOSTLY_Q8_0)
     ours, theirs = ({t.name: t for t in gguf.GGUFReader(tmp_path / f"{of}.gguf").tensors} for of in ("ours", "theirs"))
     assert ours.keys() == theirs.keys()

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from core.errors import FtError, IntegrityError, InvalidRequest
 from engine.adapters import package
-from engine.adapters.exports import Format, Precision, checked, export_key, gguf_file, merge, proof
-from engine.adapters.exports.archive import Built, Order, build, unpack
+from engine.adapters.exports import ExportFormat, ExportPrecision, checked_export, export_key, gguf_file, merge, proof
+from engine.adapters.exports.archive import BuiltExport, ExportOrder, build_export, unpack_export
 from engine.adapters.exports.gguf_file import interleaved, llama3_factors, plain_template
 from engine.evals.run.run_status import EVAL_EXIT_INTERNAL, RESULT_NAME
 from tests.support.models.tiny_adapter import build_tiny_adapter
@@ -42,7 +42,7 @@ def without_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
 
 
-def order(base_dir: Path, adapter_dir: Path, format: Format, precision: Precision | None = None, **changes: Any) -> Order:
+def order(base_dir: Path, adapter_dir: Path, format: ExportFormat, precision: ExportPrecision | None = None, **changes: Any) -> ExportOrder:
     told = {"id": "tiny", "repo": "local", "revision": "r", "digest": "d", "license": "Apache-2.0"}
     values = {
         "base_dir": base_dir,
@@ -52,13 +52,13 @@ def order(base_dir: Path, adapter_dir: Path, format: Format, precision: Precisio
         "base": told,
         **changes,
     }
-    return Order(format=format, precision=precision, **values)
+    return ExportOrder(format=format, precision=precision, **values)
 
 
-def made(wanted: Order, scratch: Path) -> tuple[Built, Path]:
+def made(wanted: ExportOrder, scratch: Path) -> tuple[BuiltExport, Path]:
     scratch.mkdir(parents=True)
-    built = build(wanted, scratch)
-    unpack(built.archive, scratch / "unpacked")
+    built = build_export(wanted, scratch)
+    unpack_export(built.archive, scratch / "unpacked")
     return built, scratch / "unpacked"
 
 
@@ -94,7 +94,7 @@ def adapter(base: Path) -> Path:
 
 
 def test_merged_weights_are_proven_and_load_without_us(base: Path, adapter: Path, tmp_path: Path) -> None:
-    built, files = made(order(base, adapter, Format.MERGED), tmp_path / "a")
+    built, files = made(order(base, adapter, ExportFormat.MERGED), tmp_path / "a")
     proven = built.manifest["proof"]
     assert proven["mean_difference"] < 1e-4
     assert proven["adapter_effect"] > 0.1, "an adapter that does nothing would prove nothing"
@@ -123,32 +123,32 @@ def test_a_proof_frees_the_weights_that_it_loaded_without_the_collector(base: Pa
 
 @pytest.mark.slow
 def test_the_same_order_gives_the_same_bytes(base: Path, adapter: Path, tmp_path: Path) -> None:
-    first, again = (made(order(base, adapter, Format.MERGED), tmp_path / name)[0] for name in "ab")
+    first, again = (made(order(base, adapter, ExportFormat.MERGED), tmp_path / name)[0] for name in "ab")
     assert first.archive.read_bytes() == again.archive.read_bytes()
 
 
 def test_ranks_and_scales_of_single_modules_are_those_of_the_library(base: Path, tmp_path: Path) -> None:
     config = {"use_rslora": True, "alpha_pattern": {"q_proj": 3, r"layers\.1\.mlp\.up_proj": 40}}
     other = build_tiny_adapter(tmp_path / "adapter", base, base_name="tiny", config=config)
-    assert made(order(base, other, Format.MERGED), tmp_path / "a")[0].manifest["proof"]["mean_difference"] < 1e-4
+    assert made(order(base, other, ExportFormat.MERGED), tmp_path / "a")[0].manifest["proof"]["mean_difference"] < 1e-4
 
 
 def test_weights_in_bfloat16_stay_so_within_their_rounding(base: Path, adapter: Path, tmp_path: Path) -> None:
     build_tiny_model(tmp_path / "half")
     weights = {k: v.bfloat16() for k, v in load_torch(base / "model.safetensors").items()}
     save_torch(weights, tmp_path / "half" / "model.safetensors", metadata={"format": "pt"})
-    built, files = made(order(tmp_path / "half", adapter, Format.MERGED), tmp_path / "a")
+    built, files = made(order(tmp_path / "half", adapter, ExportFormat.MERGED), tmp_path / "a")
     assert {t.dtype for t in load_torch(files / "model.safetensors").values()} == {torch.bfloat16}
     assert 1e-5 < built.manifest["proof"]["mean_difference"] < 0.05
 
 
 def test_an_export_that_would_answer_otherwise_is_not_handed_out(base: Path, tmp_path: Path) -> None:
     dora = build_tiny_adapter(tmp_path / "dora", base, base_name="tiny", config={"use_dora": True})
-    assert made(order(base, dora, Format.MERGED), tmp_path / "a")[0].manifest["proof"]["mean_difference"] < 1e-4
-    config = json.loads((dora / package.CONFIG).read_text())
-    (dora / package.CONFIG).write_text(json.dumps({**config, "use_dora": False}))
+    assert made(order(base, dora, ExportFormat.MERGED), tmp_path / "a")[0].manifest["proof"]["mean_difference"] < 1e-4
+    config = json.loads((dora / package.ADAPTER_CONFIG).read_text())
+    (dora / package.ADAPTER_CONFIG).write_text(json.dumps({**config, "use_dora": False}))
     with pytest.raises(FtError, match="is not a LoRA matrix"):
-        made(order(base, dora, Format.MERGED), tmp_path / "b")
+        made(order(base, dora, ExportFormat.MERGED), tmp_path / "b")
     right = build_tiny_adapter(tmp_path / "right", base, base_name="tiny")
     wrong = build_tiny_adapter(tmp_path / "wrong", base, base_name="tiny", config={"lora_alpha": 12})
     merge.merge(base, wrong, tmp_path / "merged")
@@ -172,7 +172,7 @@ def test_a_gguf_file_answers_as_base_and_adapter(tmp_path: Path, config: dict[st
     """`read_alone`: the library's reader finds all that it needs in the file, and takes nothing from a config beside it."""
     base = variant(tmp_path / "base", **config)
     adapter = build_tiny_adapter(tmp_path / "adapter", base, base_name="tiny")
-    built, files = made(order(base, adapter, Format.GGUF, Precision.F32), tmp_path / "a")
+    built, files = made(order(base, adapter, ExportFormat.GGUF, ExportPrecision.F32), tmp_path / "a")
     assert built.manifest["proof"]["mean_difference"] < 1e-4
     if read_alone:
         whole = AutoModelForCausalLM.from_pretrained(files, gguf_file="model-f32.gguf", dtype=torch.float32).eval()
@@ -223,7 +223,7 @@ def with_merges(directory: Path, *, sentencepiece: bool = False) -> Path:
 @pytest.mark.parametrize("sentencepiece", [False, True])
 def test_the_files_tokens_are_those_of_the_model(adapter: Path, tmp_path: Path, sentencepiece: bool) -> None:
     base = with_merges(tmp_path / "base", sentencepiece=sentencepiece)
-    _, files = made(order(base, adapter, Format.GGUF, Precision.F16), tmp_path / "a")
+    _, files = made(order(base, adapter, ExportFormat.GGUF, ExportPrecision.F16), tmp_path / "a")
     fields = gguf.GGUFReader(files / "model-f16.gguf").fields
     ours = Tokenizer.from_file(str(base / "tokenizer.json"))
     tokens = [bytes(fields["tokenizer.ggml.tokens"].parts[i]).decode() for i in fields["tokenizer.ggml.tokens"].data]
@@ -242,12 +242,12 @@ def test_the_files_tokens_are_those_of_the_model(adapter: Path, tmp_path: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "limit", "share"), [(Precision.F16, 0.01, 0.55), (Precision.Q8_0, 0.1, 0.4)])
+@pytest.mark.parametrize(("precision", "limit", "share"), [(ExportPrecision.F16, 0.01, 0.55), (ExportPrecision.Q8_0, 0.1, 0.4)])
 def test_coarser_files_are_smaller_and_say_what_they_cost(
-    base: Path, adapter: Path, tmp_path: Path, precision: Precision, limit: float, share: float
+    base: Path, adapter: Path, tmp_path: Path, precision: ExportPrecision, limit: float, share: float
 ) -> None:
-    whole, _ = made(order(base, adapter, Format.GGUF, Precision.F32), tmp_path / "a")
-    coarse, _ = made(order(base, adapter, Format.GGUF, precision), tmp_path / "b")
+    whole, _ = made(order(base, adapter, ExportFormat.GGUF, ExportPrecision.F32), tmp_path / "a")
+    coarse, _ = made(order(base, adapter, ExportFormat.GGUF, precision), tmp_path / "b")
     assert coarse.archive.stat().st_size < share * whole.archive.stat().st_size
     assert 0 < coarse.manifest["proof"]["mean_difference"] < limit
 
@@ -257,26 +257,26 @@ def test_what_gguf_cannot_say_is_refused_before_anything_is_computed(base: Path,
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "model_type": "gpt_neox"}))
     with pytest.raises(InvalidRequest, match="'gpt_neox'") as refused:
-        made(order(other, adapter, Format.GGUF, Precision.F16), tmp_path / "a")
+        made(order(other, adapter, ExportFormat.GGUF, ExportPrecision.F16), tmp_path / "a")
     assert refused.value.code == "gguf_not_supported"
     odd = with_merges(tmp_path / "odd")
     tokenizer = json.loads((odd / "tokenizer.json").read_text())
     tokenizer["pre_tokenizer"]["pretokenizers"].insert(0, {"type": "Punctuation", "behavior": "Isolated"})
     (odd / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(InvalidRequest, match="Punctuation, Split, ByteLevel"):
-        made(order(odd, adapter, Format.GGUF, Precision.F16), tmp_path / "b")
+        made(order(odd, adapter, ExportFormat.GGUF, ExportPrecision.F16), tmp_path / "b")
 
 
 def test_an_adapter_names_its_bases_repository_and_the_tokenizer_comes_alone(base: Path, adapter: Path, tmp_path: Path) -> None:
     hub = {"id": "acme/tiny", "repo": "acme/Tiny-0.2", "revision": "0" * 40, "digest": "d", "license": "mit"}
-    _, files = made(order(base, adapter, Format.ADAPTER, base=hub), tmp_path / "a")
-    config = json.loads((files / package.CONFIG).read_text())
+    _, files = made(order(base, adapter, ExportFormat.ADAPTER, base=hub), tmp_path / "a")
+    config = json.loads((files / package.ADAPTER_CONFIG).read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == ("acme/Tiny-0.2", "0" * 40)
-    assert (files / package.WEIGHTS).read_bytes() == (adapter / package.WEIGHTS).read_bytes()
+    assert (files / package.ADAPTER_WEIGHTS).read_bytes() == (adapter / package.ADAPTER_WEIGHTS).read_bytes()
     card = (files / "README.md").read_text()
     assert 'license: "mit"' in card
     assert 'base_model: "acme/Tiny-0.2"' in card
-    _, tokenizer = made(order(base, adapter, Format.TOKENIZER), tmp_path / "t")
+    _, tokenizer = made(order(base, adapter, ExportFormat.TOKENIZER), tmp_path / "t")
     assert {p.name for p in tokenizer.iterdir()} == {"README.md", "manifest.json", "tokenizer.json", "tokenizer_config.json"}
 
 
@@ -285,12 +285,12 @@ def test_a_full_model_is_taken_over_as_it_is(base: Path, tmp_path: Path) -> None
     full = build_tiny_model(tmp_path / "full", seed=5)
     config = {**json.loads((full / "config.json").read_text()), "dtype": "float32"}
     (full / "config.json").write_text(json.dumps(config))
-    for form in (Format.MERGED, Format.ADAPTER):
+    for form in (ExportFormat.MERGED, ExportFormat.ADAPTER):
         _, files = made(order(base, full, form), tmp_path / form)
         assert (files / "model.safetensors").read_bytes() == (full / "model.safetensors").read_bytes()
         assert json.loads((files / "config.json").read_text()) == config, "its own: the base may be stored in another type"
         assert "The weights of a fine-tuning job." in (files / "README.md").read_text()
-    built, files = made(order(base, full, Format.GGUF, Precision.F32), tmp_path / "gguf")
+    built, files = made(order(base, full, ExportFormat.GGUF, ExportPrecision.F32), tmp_path / "gguf")
     assert (files / "model-f32.gguf").is_file()
     assert built.manifest["proof"]["mean_difference"] < 1e-3
 
@@ -330,14 +330,19 @@ def test_the_template_renders_the_same_without_the_trainers_marks() -> None:
 )
 def test_forms_that_are_not_made_are_refused(format: str, precision: str | None, code: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        checked(format, precision)
+        checked_export(format, precision)
     assert refused.value.code == code
 
 
 def test_an_export_is_named_by_all_that_it_is_made_of() -> None:
-    keys = {export_key(m, b, f, p) for m in "ab" for b in "cd" for f, p in ((Format.GGUF, Precision.F16), (Format.GGUF, Precision.Q8_0))}
+    keys = {
+        export_key(m, b, f, p)
+        for m in "ab"
+        for b in "cd"
+        for f, p in ((ExportFormat.GGUF, ExportPrecision.F16), (ExportFormat.GGUF, ExportPrecision.Q8_0))
+    }
     assert len(keys) == 8
-    assert checked("gguf", None) == (Format.GGUF, Precision.F16)
+    assert checked_export("gguf", None) == (ExportFormat.GGUF, ExportPrecision.F16)
 
 
 def test_a_process_that_crashes_does_not_report_the_error_of_an_earlier_one(tmp_path: Path) -> None:
@@ -367,7 +372,7 @@ def test_an_archive_with_more_than_plain_files_is_refused(member: dict[str, Any]
         tar.addfile(good, io.BytesIO(b"ok"))
         tar.addfile(bad)
     with pytest.raises(IntegrityError, match="which is no plain file at its top") as refused:
-        unpack(archive, tmp_path / "out")
+        unpack_export(archive, tmp_path / "out")
     assert refused.value.code == "export_damaged"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.tar", "good", "out"]
 
@@ -379,5 +384,5 @@ def test_a_file_that_an_archive_holds_twice_does_not_replace_the_first(tmp_path:
             info.size = len(body)
             tar.addfile(info, io.BytesIO(body))
     with pytest.raises(IntegrityError, match="or is there twice"):
-        unpack(tmp_path / "a.tar", tmp_path / "out")
+        unpack_export(tmp_path / "a.tar", tmp_path / "out")
     assert (tmp_path / "out" / "same").read_bytes() == b"first"

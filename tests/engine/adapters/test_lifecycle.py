@@ -8,14 +8,15 @@ import pytest
 from control_plane.platform.records import record
 from core.errors import Conflict, LineageIncomplete
 from engine.adapters import promotion_rules, rollout_plan
-from engine.adapters.package import Refusal
-from engine.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name, parse_name
-from engine.adapters.rollout_plan import Action, Desired
-from engine.adapters.stages import TRANSITIONS, Stage, check_transition
+from engine.adapters.record import FULL_MODEL, LORA_ADAPTER, AdapterRecord, check_complete, make_adapter_name, parse_adapter_name
+from engine.adapters.rollout_plan import DesiredAdapter, RolloutAction
+from engine.adapters.servability import Refusal
+from engine.adapters.stages import STAGE_TRANSITIONS, Stage, check_transition
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RECORD = AdapterRecord(
-    id="adp-1", tenant_id="acme", name="ft:tiny:acme:support:abc", type=LORA, base_model="tiny", base_digest="b" * 64, job_id="ftjob-1",
+    id="adp-1", tenant_id="acme", name="ft:tiny:acme:support:abc", type=LORA_ADAPTER, base_model="tiny", base_digest="b" * 64,
+    job_id="ftjob-1",
     dataset_id="ds_1", pack_fingerprint="p", spec_sha256="s", lock_sha256="l", commit="c", metrics={"holdout/exact_match": 0.8},
     eval_report_key="k", eval_passed=True, rank=8, alpha=16.0, modules=("q_proj",), object_prefix="tenants/acme/adapters/adp-1",
     manifest_sha256="m", stage=Stage.DRAFT, created_at=NOW, promoted_at=None,
@@ -42,17 +43,17 @@ def test_all_gaps_are_named_at_once() -> None:
 
 
 def test_a_full_model_has_no_rank() -> None:
-    full = replace(RECORD, type=FULL, rank=None, alpha=None, modules=())
+    full = replace(RECORD, type=FULL_MODEL, rank=None, alpha=None, modules=())
     assert check_complete(full) is full
     with pytest.raises(LineageIncomplete, match="rank"):
-        check_complete(replace(full, type=LORA))
+        check_complete(replace(full, type=LORA_ADAPTER))
 
 
 @pytest.mark.parametrize("base", ["demo-llama-3m", "meta/Llama:8b"])
 @pytest.mark.parametrize(("suffix", "safe"), [("My Bot!", "my-bot"), (None, ""), ("a:b/../c", "a-b-c"), ("x" * 99, "x" * 64)])
 def test_a_name_survives_being_parsed_whatever_the_user_calls_it(base: str, suffix: str | None, safe: str) -> None:
-    name = make_name(base, "acme", suffix, "0a1b")
-    assert parse_name(str(name)) == name
+    name = make_adapter_name(base, "acme", suffix, "0a1b")
+    assert parse_adapter_name(str(name)) == name
     assert name.suffix == safe
     assert str(name).startswith(f"{name.logical}:")
 
@@ -60,12 +61,12 @@ def test_a_name_survives_being_parsed_whatever_the_user_calls_it(base: str, suff
 @pytest.mark.parametrize("no_name", ["", "demo", "ft:a:b", "xx:a:b:c:d"])
 def test_other_text_is_no_adapter_name(no_name: str) -> None:
     with pytest.raises(ValueError, match="not of the form"):
-        parse_name(no_name)
+        parse_adapter_name(no_name)
 
 
 def test_every_stage_has_its_moves_and_only_the_archive_is_final() -> None:
-    assert set(TRANSITIONS) == set(Stage)
-    assert [s for s, targets in TRANSITIONS.items() if not targets] == [Stage.ARCHIVED]
+    assert set(STAGE_TRANSITIONS) == set(Stage)
+    assert [s for s, targets in STAGE_TRANSITIONS.items() if not targets] == [Stage.ARCHIVED]
 
 
 def test_a_quarantined_adapter_cannot_go_to_production() -> None:
@@ -79,19 +80,19 @@ def test_a_production_adapter_becomes_a_draft_again_only_by_a_release() -> None:
     todo = [Stage.PRODUCTION]
     while todo:
         stage = todo.pop()
-        found = TRANSITIONS[stage] - released.get(stage, set())
+        found = STAGE_TRANSITIONS[stage] - released.get(stage, set())
         todo += [s for s in found if s not in reachable]
         reachable |= found
     assert Stage.DRAFT not in reachable
 
 
-def candidate(**changes: object) -> promotion_rules.Candidate:
+def candidate(**changes: object) -> promotion_rules.PromotionCandidate:
     files = changes.pop("files", ())
     package = changes.pop("package", ())
     served = changes.pop("served", RECORD.base_digest)
     catalogue = changes.pop("catalogue", RECORD.base_digest)
     record = replace(RECORD, **changes)  # type: ignore[arg-type]
-    return promotion_rules.Candidate(
+    return promotion_rules.PromotionCandidate(
         record=record,
         served_digests=[served],
         from_servers=True,
@@ -122,12 +123,12 @@ TORN, DORA = Refusal(code="manifest_mismatch", detail="x"), Refusal(code="unsupp
         ),
     ],
 )
-def test_promotion_names_every_refusal(made: promotion_rules.Candidate, codes: list[str]) -> None:
-    assert [r.code for r in promotion_rules.refusals(made)] == codes
+def test_promotion_names_every_refusal(made: promotion_rules.PromotionCandidate, codes: list[str]) -> None:
+    assert [r.code for r in promotion_rules.promotion_refusals(made)] == codes
 
 
-def want(name: str, *, loaded: bool = True, refused: bool = False, accepted: bool = True) -> Desired:
-    return Desired(name=name, loaded=loaded, directory=f"/a/{name}", refused=refused, proven=True, accepted=accepted)
+def want(name: str, *, loaded: bool = True, refused: bool = False, accepted: bool = True) -> DesiredAdapter:
+    return DesiredAdapter(name=name, loaded=loaded, directory=f"/a/{name}", refused=refused, proven=True, accepted=accepted)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +151,14 @@ def want(name: str, *, loaded: bool = True, refused: bool = False, accepted: boo
         ),
     ],
 )
-def test_reconcile(desired: list[Desired], served: dict[str, str], actions: list[tuple[str, str]]) -> None:
-    assert [(a.kind, a.name) for a in rollout_plan.plan(desired, served, now=0.0)] == actions
+def test_reconcile(desired: list[DesiredAdapter], served: dict[str, str], actions: list[tuple[str, str]]) -> None:
+    assert [(a.kind, a.name) for a in rollout_plan.plan_rollout(desired, served, now=0.0)] == actions
 
 
 def test_carrying_out_the_actions_leads_to_nothing_left_to_do() -> None:
     desired = [want("ft:a"), want("ft:b", loaded=False), want("ft:c")]
     served = {"ft:b": "/a/ft:b", "ft:c": "/old", "ft:x": "/x"}
-    actions: list[Action] = rollout_plan.plan(desired, served, now=0.0)
+    actions: list[RolloutAction] = rollout_plan.plan_rollout(desired, served, now=0.0)
     assert len(actions) == 5
     for action in actions:
         if action.kind == "load":
@@ -165,4 +166,4 @@ def test_carrying_out_the_actions_leads_to_nothing_left_to_do() -> None:
             served[action.name] = f"/a/{action.name}"
         else:
             del served[action.name]
-    assert rollout_plan.plan(desired, served, now=0.0) == []
+    assert rollout_plan.plan_rollout(desired, served, now=0.0) == []

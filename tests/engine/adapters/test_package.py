@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 
 from core.base_models import ENGINE_RANKS
 from core.errors import IntegrityError
-from engine.adapters import package, tensors
-from engine.adapters.package import CONFIG, MANIFEST, WEIGHTS
+from engine.adapters import package, servability, tensors
+from engine.adapters.package import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PACKAGE_MANIFEST
 from engine.training.requested_hyperparameters import HYPERPARAMETER_LIMITS
 from tests.support.models.tiny_adapter import Arrays, adapter_arrays, adapter_config, build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
@@ -27,7 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def codes(directory: Path, base: Path, **limits: int) -> list[str]:
-    found = package.verify(directory, base_shapes=tensors.weight_shapes(base), served_name="tiny", **limits)
+    found = package.verify_package(directory, base_shapes=tensors.weight_shapes(base), served_name="tiny", **limits)
     return [r.code for r in found]
 
 
@@ -38,7 +38,7 @@ def test_every_rank_that_may_be_trained_may_be_served() -> None:
 def test_a_sound_adapter_has_no_refusals(base: Path, tmp_path: Path) -> None:
     made = build_tiny_adapter(tmp_path / "a", base, base_name="tiny")
     assert codes(made, base) == []
-    read = package.read(made)
+    read = package.read_package(made)
     assert (read.rank, read.alpha) == (8, 16.0)
     assert read.modules == ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
 
@@ -83,7 +83,7 @@ def test_weights_that_do_not_fit_the_base_are_refused(
     base: Path, tmp_path: Path, change: Callable[[Arrays], Arrays], found: list[str]
 ) -> None:
     build_tiny_adapter(tmp_path, base, base_name="tiny")
-    save_file(change(adapter_arrays(base)), tmp_path / WEIGHTS)
+    save_file(change(adapter_arrays(base)), tmp_path / ADAPTER_WEIGHTS)
     assert codes(tmp_path, base) == found
 
 
@@ -97,18 +97,18 @@ def test_a_rank_pattern_decides_the_shapes_of_its_modules(base: Path, tmp_path: 
     build_tiny_adapter(tmp_path, base, base_name="tiny", config={"rank_pattern": {"q_proj": 16}, "alpha_pattern": {"q_proj": 8}})
     assert codes(tmp_path, base) == ["shape_mismatch"] * 4
     config = adapter_config("tiny", rank_pattern={"q_proj": 16}, alpha_pattern={"q_proj": 8})
-    assert package.scale_of(config, "model.layers.0.self_attn.q_proj") == 0.5
-    assert package.scale_of(config, "model.layers.0.self_attn.k_proj") == 2.0
-    assert package.scale_of({**config, "use_rslora": True}, "model.layers.0.self_attn.q_proj") == 2.0
+    assert servability.scale_of(config, "model.layers.0.self_attn.q_proj") == 0.5
+    assert servability.scale_of(config, "model.layers.0.self_attn.k_proj") == 2.0
+    assert servability.scale_of({**config, "use_rslora": True}, "model.layers.0.self_attn.q_proj") == 2.0
 
 
 def test_a_torn_file_is_unreadable_and_no_crash(base: Path, tmp_path: Path) -> None:
     made = build_tiny_adapter(tmp_path / "a", base, base_name="tiny")
-    whole = (made / WEIGHTS).read_bytes()
+    whole = (made / ADAPTER_WEIGHTS).read_bytes()
     for size in (0, 4, 100, len(whole) - 1):
-        (made / WEIGHTS).write_bytes(whole[:size])
+        (made / ADAPTER_WEIGHTS).write_bytes(whole[:size])
         assert codes(made, base) == ["unreadable"]
-    (made / WEIGHTS).unlink()
+    (made / ADAPTER_WEIGHTS).unlink()
     assert codes(made, base) == ["unreadable"]
 
 
@@ -123,28 +123,28 @@ def test_bfloat16_is_looked_at_bit_by_bit(tmp_path: Path, bits: int, finite: boo
     header = json.dumps({"x": {"dtype": "BF16", "shape": [3], "data_offsets": [0, 6]}}).encode()
     values = np.array([0x3F80, bits, 0], dtype="<u2").tobytes()
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + values)
-    found = tensors.header(tmp_path / "x.safetensors")
+    found = tensors.tensor_header(tmp_path / "x.safetensors")
     assert list(tensors.not_finite(tmp_path / "x.safetensors", found)) == ([] if finite else ["x"])
 
 
 def test_a_written_package_names_the_served_base_and_its_manifest_holds(base: Path, tmp_path: Path) -> None:
     source = build_tiny_adapter(tmp_path / "trained", base, base_name="/some/local/path")
-    sha256 = package.write(source, tmp_path / "package", served_name="tiny", base_digest="b" * 64)
+    sha256 = package.write_package(source, tmp_path / "package", served_name="tiny", base_digest="b" * 64)
     assert codes(tmp_path / "package", base) == []
-    assert package.check_files(tmp_path / "package", manifest_sha256=sha256) == []
-    assert sorted(p.name for p in (tmp_path / "package").iterdir()) == sorted([CONFIG, WEIGHTS, MANIFEST])
-    again = package.write(source, tmp_path / "again", served_name="tiny", base_digest="b" * 64)
+    assert package.check_package_files(tmp_path / "package", manifest_sha256=sha256) == []
+    assert sorted(p.name for p in (tmp_path / "package").iterdir()) == sorted([ADAPTER_CONFIG, ADAPTER_WEIGHTS, PACKAGE_MANIFEST])
+    again = package.write_package(source, tmp_path / "again", served_name="tiny", base_digest="b" * 64)
     assert again == sha256
 
 
-@pytest.mark.parametrize("victim", [CONFIG, WEIGHTS, MANIFEST])
+@pytest.mark.parametrize("victim", [ADAPTER_CONFIG, ADAPTER_WEIGHTS, PACKAGE_MANIFEST])
 def test_one_flipped_byte_in_any_file_is_found(base: Path, tmp_path: Path, victim: str) -> None:
     source = build_tiny_adapter(tmp_path / "trained", base, base_name="x")
-    sha256 = package.write(source, tmp_path / "package", served_name="tiny", base_digest="b")
+    sha256 = package.write_package(source, tmp_path / "package", served_name="tiny", base_digest="b")
     data = bytearray((tmp_path / "package" / victim).read_bytes())
     data[len(data) // 2] ^= 1
     (tmp_path / "package" / victim).write_bytes(data)
-    assert [r.code for r in package.check_files(tmp_path / "package", manifest_sha256=sha256)] == ["manifest_mismatch"]
+    assert [r.code for r in package.check_package_files(tmp_path / "package", manifest_sha256=sha256)] == ["manifest_mismatch"]
 
 
 def test_a_base_without_safetensors_is_an_error(tmp_path: Path, base: Path) -> None:

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from core.errors import IntegrityError, InvalidRequest
 from engine.adapters import package, servability, tensors
-from engine.adapters.package import CONFIG, WEIGHTS
+from engine.adapters.package import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from engine.training import requested_hyperparameters
 from tests.support.models.tiny_adapter import Arrays, adapter_arrays, adapter_config, build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
@@ -38,7 +38,7 @@ def shapes(base: Path) -> Shapes:
 
 
 def refusals(directory: Path, shapes: Shapes) -> list[str]:
-    return [f"{r.code}: {r.detail}" for r in package.verify(directory, base_shapes=shapes, served_name="tiny")]
+    return [f"{r.code}: {r.detail}" for r in package.verify_package(directory, base_shapes=shapes, served_name="tiny")]
 
 
 def codes(directory: Path, shapes: Shapes) -> set[str]:
@@ -122,20 +122,20 @@ def test_what_peft_writes_of_a_plain_adapter_is_fine(shapes: Shapes, base: Path,
         r=8, lora_alpha=16, target_modules=list(requested_hyperparameters.MODULES), task_type="CAUSAL_LM", base_model_name_or_path="tiny"
     )
     fields = json.dumps(plain.to_dict(), default=lambda v: sorted(v) if isinstance(v, set) else str(v))
-    (tmp_path / CONFIG).write_text(fields)
+    (tmp_path / ADAPTER_CONFIG).write_text(fields)
     assert refusals(tmp_path, shapes) == []
     assert set(plain.to_dict()) <= servability.HARMLESS | servability.UNSUPPORTED.keys()
 
 
 def test_a_dora_adapter_has_a_length_for_each_row_of_each_module(shapes: Shapes, base: Path, tmp_path: Path) -> None:
     made = build_tiny_adapter(tmp_path, base, base_name="tiny", config={"use_dora": True})
-    found = package.verify(made, base_shapes=shapes, served_name="tiny")
+    found = package.verify_package(made, base_shapes=shapes, served_name="tiny")
     assert [(r.code, r.is_fault) for r in found] == [("needs_merge", False)]
-    arrays = load_file(made / WEIGHTS)
+    arrays = load_file(made / ADAPTER_WEIGHTS)
     one = next(name for name in arrays if name.endswith("lora_magnitude_vector"))
-    save_file({**arrays, one: arrays[one][:-1]}, made / WEIGHTS)
+    save_file({**arrays, one: arrays[one][:-1]}, made / ADAPTER_WEIGHTS)
     assert codes(made, shapes) == {"needs_merge", "shape_mismatch"}
-    save_file({name: array for name, array in arrays.items() if name != one}, made / WEIGHTS)
+    save_file({name: array for name, array in arrays.items() if name != one}, made / ADAPTER_WEIGHTS)
     assert codes(made, shapes) == {"needs_merge", "unpaired_tensor"}
 
 
@@ -171,24 +171,24 @@ def test_each_tensor_that_cannot_be_served_is_refused(
     shapes: Shapes, base: Path, tmp_path: Path, extra: Arrays, code: str, says: str
 ) -> None:
     build_tiny_adapter(tmp_path, base, base_name="tiny")
-    save_file(adapter_arrays(base) | extra, tmp_path / WEIGHTS)
+    save_file(adapter_arrays(base) | extra, tmp_path / ADAPTER_WEIGHTS)
     found = refusals(tmp_path, shapes)
     assert any(text.startswith(code) and says in text for text in found), found
 
 
 def test_half_precision_and_the_largest_number_that_it_holds_are_fine(shapes: Shapes, base: Path, tmp_path: Path) -> None:
     build_tiny_adapter(tmp_path, base, base_name="tiny")
-    save_file({k: np.full(v.shape, 65504, np.float16) for k, v in adapter_arrays(base).items()}, tmp_path / WEIGHTS)
+    save_file({k: np.full(v.shape, 65504, np.float16) for k, v in adapter_arrays(base).items()}, tmp_path / ADAPTER_WEIGHTS)
     assert refusals(tmp_path, shapes) == []
 
 
 def test_an_adapter_that_lost_a_layer_is_refused(shapes: Shapes, base: Path, tmp_path: Path) -> None:
     build_tiny_adapter(tmp_path, base, base_name="tiny")
-    save_file({k: v for k, v in adapter_arrays(base).items() if "layers.1." not in k}, tmp_path / WEIGHTS)
+    save_file({k: v for k, v in adapter_arrays(base).items() if "layers.1." not in k}, tmp_path / ADAPTER_WEIGHTS)
     assert refusals(tmp_path, shapes) == [
         "module_mismatch: target_modules names 7 modules without tensors, the first is model.layers.1.mlp.down_proj"
     ]
-    (tmp_path / CONFIG).write_text(json.dumps(adapter_config("tiny", layers_to_transform=[0])))
+    (tmp_path / ADAPTER_CONFIG).write_text(json.dumps(adapter_config("tiny", layers_to_transform=[0])))
     assert refusals(tmp_path, shapes) == []
 
 
@@ -200,8 +200,8 @@ def test_only_the_plain_files_of_an_adapter_are_in_its_directory(shapes: Shapes,
         make(made / name)  # type: ignore[operator]
         assert codes(made, shapes) == {"odd_files"}, name
         (made / name).rmdir() if name == "sub" else (made / name).unlink()
-    (made / WEIGHTS).rename(tmp_path / WEIGHTS)
-    (made / WEIGHTS).symlink_to(tmp_path / WEIGHTS)
+    (made / ADAPTER_WEIGHTS).rename(tmp_path / ADAPTER_WEIGHTS)
+    (made / ADAPTER_WEIGHTS).symlink_to(tmp_path / ADAPTER_WEIGHTS)
     assert codes(made, shapes) == {"unreadable"}
 
 
@@ -241,14 +241,14 @@ def test_no_config_stops_the_answer(base: Path, shapes: Shapes, tmp_path_factory
 @pytest.mark.parametrize("text", ["[]", "null", '"x"', "7", "{", "", "\x00", "[" * 100_000, '{"r": 8}'])
 def test_no_config_file_stops_the_answer(shapes: Shapes, base: Path, tmp_path: Path, text: str) -> None:
     made = build_tiny_adapter(tmp_path, base, base_name="tiny")
-    (made / CONFIG).write_text(text)
+    (made / ADAPTER_CONFIG).write_text(text)
     assert codes(made, shapes) & {"unreadable", "malformed_config"}
 
 
 def test_bytes_changed_at_random_are_found_or_harmless(shapes: Shapes, base: Path, tmp_path: Path) -> None:
     """Whatever passes here, the library that the servers read files with can open too."""
     made, rng = build_tiny_adapter(tmp_path, base, base_name="tiny"), random.Random(5)
-    whole = (made / WEIGHTS).read_bytes()
+    whole = (made / ADAPTER_WEIGHTS).read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     refused = 0
     for _ in range(300):
@@ -257,11 +257,11 @@ def test_bytes_changed_at_random_are_found_or_harmless(shapes: Shapes, base: Pat
             torn[rng.randrange(header)] = rng.choice([0, 34, 44, 48, 57, 91, 93, 123, 125, 255, rng.randrange(256)])
         if rng.random() < 0.2:
             torn = torn[: rng.randrange(len(torn))]
-        (made / WEIGHTS).write_bytes(torn)
+        (made / ADAPTER_WEIGHTS).write_bytes(torn)
         if refusals(made, shapes):
             refused += 1
         else:
-            with safe_open(made / WEIGHTS, framework="np") as opened:
+            with safe_open(made / ADAPTER_WEIGHTS, framework="np") as opened:
                 assert len(list(opened.keys())) == 28
     assert refused > 200
 
@@ -269,14 +269,14 @@ def test_bytes_changed_at_random_are_found_or_harmless(shapes: Shapes, base: Pat
 def test_holes_overlaps_and_tails_are_refused_as_the_format_says(tmp_path: Path) -> None:
     def write(entries: dict[str, Any], data: bytes) -> Path:
         head = json.dumps(entries).encode()
-        (tmp_path / WEIGHTS).write_bytes(len(head).to_bytes(8, "little") + head + data)
-        return tmp_path / WEIGHTS
+        (tmp_path / ADAPTER_WEIGHTS).write_bytes(len(head).to_bytes(8, "little") + head + data)
+        return tmp_path / ADAPTER_WEIGHTS
 
     def entry(start: int, end: int, *shape: int) -> dict[str, Any]:
         return {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
 
     whole = write({"a": entry(0, 8, 2), "b": entry(8, 16, 2)}, bytes(16))
-    assert set(tensors.header(whole)) == {"a", "b"}
+    assert set(tensors.tensor_header(whole)) == {"a", "b"}
     for entries, size in (
         ({"a": entry(0, 8, 2), "b": entry(12, 20, 2)}, 20),
         ({"a": entry(0, 8, 2), "b": entry(4, 12, 2)}, 12),
@@ -287,6 +287,6 @@ def test_holes_overlaps_and_tails_are_refused_as_the_format_says(tmp_path: Path)
     ):
         torn = write(entries, bytes(size))
         with pytest.raises(IntegrityError, match=r"tensor|broken"):
-            tensors.header(torn)
+            tensors.tensor_header(torn)
         with pytest.raises(SafetensorError), safe_open(torn, framework="np"):
             pass

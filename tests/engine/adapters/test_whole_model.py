@@ -39,18 +39,18 @@ def copied(source: Path, target: Path, change: Callable[[Arrays], Arrays] = lamb
 
 
 def test_a_model_is_told_from_an_adapter_by_its_files(base: Path, tmp_path: Path) -> None:
-    assert whole_model.is_whole(base)
-    assert not whole_model.is_whole(build_tiny_adapter(tmp_path / "a", base, base_name="tiny"))
-    assert not whole_model.is_whole(tmp_path)
+    assert whole_model.is_whole_model(base)
+    assert not whole_model.is_whole_model(build_tiny_adapter(tmp_path / "a", base, base_name="tiny"))
+    assert not whole_model.is_whole_model(tmp_path)
 
 
 def test_its_package_holds_config_and_weights_and_says_which_base_they_came_from(base: Path, trained: Path, tmp_path: Path) -> None:
-    sha256 = whole_model.write(trained, tmp_path / "made", served_name="tiny", base_digest="d")
+    sha256 = whole_model.write_whole_model(trained, tmp_path / "made", served_name="tiny", base_digest="d")
     assert sorted(p.name for p in (tmp_path / "made").iterdir()) == ["config.json", "manifest.json", "model.safetensors"]
-    assert package.check_files(tmp_path / "made", manifest_sha256=sha256) == []
+    assert package.check_package_files(tmp_path / "made", manifest_sha256=sha256) == []
     manifest = json.loads((tmp_path / "made" / "manifest.json").read_text())
     assert (manifest["base_model"], manifest["base_digest"]) == ("tiny", "d")
-    assert whole_model.verify(tmp_path / "made", base_dir=base) == []
+    assert whole_model.verify_whole_model(tmp_path / "made", base_dir=base) == []
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_a_model_that_is_none_of_its_base_is_refused(
     base: Path, trained: Path, tmp_path: Path, change: Callable[[Arrays], Arrays], config: dict[str, Any], found: list[str]
 ) -> None:
     made = copied(trained, tmp_path / "made", change, **config)
-    assert [r.code for r in whole_model.verify(made, base_dir=base)] == found
+    assert [r.code for r in whole_model.verify_whole_model(made, base_dir=base)] == found
 
 
 def test_files_that_run_code_and_absent_ones_are_refused(base: Path, trained: Path, tmp_path: Path) -> None:
     made = copied(trained, tmp_path / "made")
     (made / "pytorch_model.bin").write_bytes(b"x")
-    assert [r.code for r in whole_model.verify(made, base_dir=base)] == ["unsafe_files"]
+    assert [r.code for r in whole_model.verify_whole_model(made, base_dir=base)] == ["unsafe_files"]
     shutil.rmtree(made)
-    assert [r.code for r in whole_model.verify(made, base_dir=base)] == ["unreadable"]
+    assert [r.code for r in whole_model.verify_whole_model(made, base_dir=base)] == ["unreadable"]

@@ -20,7 +20,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenant_data.tables import deletions
 from control_plane.tenants.rules import Tenant
 from core.errors import Conflict, FtError, LineageIncomplete
-from engine.adapters.stages import TRANSITIONS
+from engine.adapters.stages import STAGE_TRANSITIONS
 from tests.support.jobs.finished_job import rewrite
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.platform.database_roles import as_owner
@@ -45,7 +45,7 @@ def error_of(engine: Engine, statement: sa.Executable) -> FtError:
 def test_the_stages_that_the_database_knows_are_those_of_the_code(platform: Platform) -> None:
     with platform.engine.connect() as conn:
         known = {(a, b) for a, b in conn.execute(sa.select(adapter_stage_moves))}
-    assert known == {(a.value, b.value) for a, targets in TRANSITIONS.items() for b in targets}
+    assert known == {(a.value, b.value) for a, targets in STAGE_TRANSITIONS.items() for b in targets}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_record_never_changes(platform: Platform, registered: Callable[[str], 
 
 @pytest.mark.parametrize("stage", ["staging", "production", "quarantined", "deprecated", "archived"])
 def test_every_illegal_move_is_refused(platform: Platform, registered: Callable[[str], str], stage: str) -> None:
-    legal = {b.value for a, targets in TRANSITIONS.items() for b in targets if a.value == stage}
+    legal = {b.value for a, targets in STAGE_TRANSITIONS.items() for b in targets if a.value == stage}
     id_, now = registered(stage), sa.func.now()
     dates = {"promoted_at": now, "deprecated_at": now, "archived_at": now}
     tried = 0

@@ -26,7 +26,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stored(base: Path, tmp_path: Path) -> tuple[LocalObjectStore, str]:
     """A store with a whole model, and the sha256 of its manifest."""
     made = tmp_path / "package"
-    sha256 = whole_model.write(build_tiny_model(tmp_path / "trained", seed=5), made, served_name="tiny", base_digest=model_digest(base))
+    sha256 = whole_model.write_whole_model(
+        build_tiny_model(tmp_path / "trained", seed=5), made, served_name="tiny", base_digest=model_digest(base)
+    )
     store = LocalObjectStore(tmp_path / "objects")
     for path in made.iterdir():
         store.put_file(f"{PREFIX}/{path.name}", path)
@@ -55,7 +57,7 @@ def test_a_model_lies_complete_beside_its_bases_tokenizer(
         "tokenizer_config.json",
         "generation_config.json",
     }
-    assert package.check_files(tmp_path / "model", manifest_sha256=stored[1]) == []
+    assert package.check_package_files(tmp_path / "model", manifest_sha256=stored[1]) == []
 
 
 def test_other_bytes_end_with_an_error(

@@ -23,7 +23,7 @@ from control_plane.platform.settings import load as load_settings
 from core.base_models import model_digest
 from core.errors import Conflict
 from engine.adapters import package
-from engine.adapters.package import WEIGHTS
+from engine.adapters.package import ADAPTER_WEIGHTS
 from resources.inference.fleet_client import HttpFleet
 from tests.support.models.tiny_adapter import adapter_arrays, build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
@@ -156,11 +156,11 @@ def test_a_bad_adapter_is_refused_for_good_and_harms_nobody(
     )
     arrays = adapter_arrays(place / "base")
     if kind == "nan":
-        save_file({k: np.full_like(v, np.nan) for k, v in arrays.items()}, bad / WEIGHTS)
+        save_file({k: np.full_like(v, np.nan) for k, v in arrays.items()}, bad / ADAPTER_WEIGHTS)
     elif kind == "shape":
-        save_file({k: v[:, :32].copy() for k, v in arrays.items()}, bad / WEIGHTS)
+        save_file({k: v[:, :32].copy() for k, v in arrays.items()}, bad / ADAPTER_WEIGHTS)
     elif kind == "torn":
-        (bad / WEIGHTS).write_bytes((bad / WEIGHTS).read_bytes()[:-1])
+        (bad / ADAPTER_WEIGHTS).write_bytes((bad / ADAPTER_WEIGHTS).read_bytes()[:-1])
     elif kind == "absent":
         shutil.rmtree(bad)
     answer = load(url, f"ft:bad-{kind}", bad)
@@ -172,7 +172,7 @@ def test_a_bad_adapter_is_refused_for_good_and_harms_nobody(
 
 def test_an_adapter_is_served_only_on_the_bytes_that_it_was_trained_on(url: str, place: Path, tmp_path: Path) -> None:
     for name, digest, status in (("right", model_digest(place / "base"), 200), ("stale", "0" * 64, 400)):
-        package.write(place / "third", tmp_path / name, served_name="tiny", base_digest=digest)
+        package.write_package(place / "third", tmp_path / name, served_name="tiny", base_digest=digest)
         answer = load(url, f"ft:{name}", tmp_path / name)
         assert answer.status_code == status, answer.text
     assert "base_digest_mismatch" in answer.text

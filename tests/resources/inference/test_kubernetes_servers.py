@@ -17,7 +17,7 @@ from core.base_models import Catalogue
 from core.errors import InvalidRequest, Unavailable
 from engine.adapters import cluster, llm_d, servers
 from engine.adapters.cluster import ClusterSettings
-from engine.adapters.record import FULL, AdapterRecord
+from engine.adapters.record import FULL_MODEL, AdapterRecord
 from engine.adapters.stages import Stage
 from engine.training import model_shapes
 from engine.training.model_shapes import ModelShape
@@ -35,7 +35,8 @@ KINDS = ("deployments", "statefulsets", "services", "networkpolicies", "inferenc
 
 def model(id_: str) -> AdapterRecord:
     return AdapterRecord(
-        id=id_, tenant_id="acme", name=f"ft:tiny:acme:support:{id_}", type=FULL, base_model="tiny", base_digest="b" * 64, job_id="ftjob-1",
+        id=id_, tenant_id="acme", name=f"ft:tiny:acme:support:{id_}", type=FULL_MODEL, base_model="tiny", base_digest="b" * 64,
+        job_id="ftjob-1",
         dataset_id="ds_1", pack_fingerprint="p", spec_sha256="s", lock_sha256="l", commit="c", metrics={"loss": 1.0}, eval_report_key="k",
         eval_passed=True, rank=None, alpha=None, modules=(), object_prefix=f"tenants/acme/adapters/{id_}", manifest_sha256="a" * 64,
         stage=Stage.PRODUCTION, created_at=datetime(2026, 1, 1, tzinfo=UTC),
@@ -61,7 +62,7 @@ class Bench:
         self.cluster.update(key, {**self.cluster.read(key), "status": status})
 
     def pod_of(self, record: AdapterRecord, **status: Any) -> None:
-        labels = cluster.selector(servers.COMPONENT, servers.object_name(record))
+        labels = cluster.label_selector(servers.SERVER_COMPONENT, servers.server_object_name(record))
         pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod", "labels": labels}, "spec": {}, "status": status}
         self.cluster.objects.pop((PLURALS["Pod"], NAMESPACE, "pod"), None)
         self.cluster.create(PLURALS["Pod"], NAMESPACE, pod)
@@ -89,7 +90,7 @@ def test_a_models_objects_are_those_of_its_manifest_and_are_applied_once(bench: 
     assert bench.names() == {"deployments": both, "services": both, "networkpolicies": both}
     made = bench.cluster.read(("deployments", NAMESPACE, "ft-adp-1"))
     shape = model_shape(bench)
-    (rendered,) = (each for each in servers.render(one, shape, SETTINGS, context_length=512) if each["kind"] == "Deployment")
+    (rendered,) = (each for each in servers.render_server(one, shape, SETTINGS, context_length=512) if each["kind"] == "Deployment")
     assert made["spec"] == rendered["spec"]
     bench.cluster.requests.clear()
     kept.keep([one, two])
@@ -101,7 +102,7 @@ def model_shape(bench: Bench) -> ModelShape:
 
 
 def test_what_no_model_wants_is_deleted_with_all_that_it_owns_and_what_operators_applied_stays(bench: Bench) -> None:
-    by_hand = servers.render(model("adp-9"), model_shape(bench), SETTINGS, context_length=512)
+    by_hand = servers.render_server(model("adp-9"), model_shape(bench), SETTINGS, context_length=512)
     for made in by_hand:
         bench.api.apply(made)
     bench.servers().keep([model("adp-1")])
@@ -160,7 +161,7 @@ def test_a_server_is_listed_until_its_pods_are_gone_and_is_not_applied_meanwhile
 
 def test_what_an_operator_applied_under_the_same_name_is_not_taken_over(bench: Bench) -> None:
     record = model("adp-1")
-    for made in servers.render(record, model_shape(bench), SETTINGS, context_length=256):
+    for made in servers.render_server(record, model_shape(bench), SETTINGS, context_length=256):
         bench.api.apply(made)
     before = bench.cluster.read(("deployments", NAMESPACE, "ft-adp-1"))
     found = bench.servers().keep([record])["adp-1"]
@@ -306,7 +307,7 @@ def test_an_update_of_a_base_replaces_its_pool(bench: Bench, tmp_path: Path) -> 
     bench.servers(pools={"tiny": {}}).keep([])
     (after,) = bench.names()["statefulsets"]
     assert before != after
-    assert after.startswith(llm_d.Pool(base_model="tiny", base_digest="", shape=model_shape(bench), context_length=1).name[:8])
+    assert after.startswith(llm_d.AdapterPool(base_model="tiny", base_digest="", shape=model_shape(bench), context_length=1).name[:8])
 
 
 def test_without_the_cluster_nothing_is_known(bench: Bench) -> None:

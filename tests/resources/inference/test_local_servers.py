@@ -46,7 +46,7 @@ def models(base: Path) -> Catalogue:
 def record(settings: Settings, base: Path, tmp_path: Path) -> AdapterRecord:
     """A whole model in the object store."""
     digest, made = model_digest(base), tmp_path / "made"
-    sha256 = whole_model.write(build_tiny_model(tmp_path / "trained", seed=5), made, served_name="tiny", base_digest=digest)
+    sha256 = whole_model.write_whole_model(build_tiny_model(tmp_path / "trained", seed=5), made, served_name="tiny", base_digest=digest)
     registered = replace(model("adp-1"), base_digest=digest, manifest_sha256=sha256)
     store = LocalObjectStore(settings.home / "objects")
     for path in made.iterdir():

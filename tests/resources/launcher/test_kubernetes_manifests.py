@@ -9,7 +9,7 @@ import pytest
 
 from control_plane.capacity import kueue
 from core.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Kind, NodeShare, Workload
-from engine.adapters.cluster import Manifest
+from engine.adapters.cluster import ClusterObject
 from engine.scheduler.pools import Pool, equal_nodes
 from resources.launcher import kubernetes_manifests as manifests
 
@@ -26,7 +26,7 @@ def workload(*, num_nodes: int = 1, gpus: int = 8, name: str = "ftjob-1-a1") -> 
     )  # fmt: skip
 
 
-def objects(made: Workload, pool: Pool) -> list[Manifest]:
+def objects(made: Workload, pool: Pool) -> list[ClusterObject]:
     marker = manifests.marker(made, namespace="ft-platform", starter="0")
     return [marker, manifests.secret(made, token="secret"), manifests.gang_policy(made), manifests.job(made, pool)]
 
@@ -46,7 +46,7 @@ def test_every_object_is_valid_in_strict_mode(made: Workload, pool: Pool) -> Non
         assert manifests.workload_of(manifest) == made.name
 
 
-def pod_of(job: Manifest) -> Any:
+def pod_of(job: ClusterObject) -> Any:
     return job["spec"]["template"]["spec"]
 
 

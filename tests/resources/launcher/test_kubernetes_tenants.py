@@ -13,7 +13,7 @@ from control_plane.platform.protocols import WorkloadPhase
 from control_plane.tenants.rules import Tenant
 from core.errors import FtError
 from core.workload import Kind, NodeShare, Workload
-from engine.adapters.cluster import Manifest
+from engine.adapters.cluster import ClusterObject
 from engine.scheduler.pools import Pool, equal_nodes
 from resources.launcher.kubernetes_api import BY_KIND, KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
@@ -29,7 +29,7 @@ NODE_LOCAL_DNS, PUBLIC_DNS = "169.254.20.10", ("1.1.1.1", "2606:4700:4700::1111"
 REACHABLE = Reachable(namespace="ft-platform", api_port=8000, store_networks=("10.1.0.0/16",), store_port=9000)
 
 
-def of_kind(kind: str, made: list[Manifest]) -> list[Manifest]:
+def of_kind(kind: str, made: list[ClusterObject]) -> list[ClusterObject]:
     return [each for each in made if each["kind"] == kind]
 
 

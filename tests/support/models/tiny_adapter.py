@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from engine.adapters.package import CONFIG, WEIGHTS
+from engine.adapters.package import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from engine.adapters.tensors import weight_shapes
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
@@ -62,6 +62,6 @@ def build_tiny_adapter(
             for name, b in arrays.items()
             if name.endswith("lora_B.weight")
         }
-    save_file(arrays, directory / WEIGHTS, metadata={"format": "pt"})
-    (directory / CONFIG).write_text(json.dumps(adapter_config(base_name, rank=rank, **(config or {}))))
+    save_file(arrays, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    (directory / ADAPTER_CONFIG).write_text(json.dumps(adapter_config(base_name, rank=rank, **(config or {}))))
     return directory

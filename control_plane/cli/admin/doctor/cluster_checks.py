@@ -14,7 +14,7 @@ from control_plane.cli.admin.doctor.fixes import apply_queues, elsewhere, upgrad
 from control_plane.composition import open_platform
 from control_plane.tenants import service as tenants
 from core.errors import Conflict
-from engine.adapters.cluster import DIGEST
+from engine.adapters import IMAGE_DIGEST
 from engine.scheduler import Pool
 from resources.launcher import on_kubernetes
 from resources.launcher.kubernetes_api import BY_KIND, CLUSTER_QUEUES, DEPLOYMENTS, NODES, PODS, Forbidden, KubernetesApi
@@ -164,7 +164,7 @@ def _pool_gpus(pool: Pool, found: Mapping[str, Manifest], *, quota: int) -> Find
 @on_cluster
 def images(_site: Site, api: KubernetesApi) -> Iterator[Finding]:
     image = os.environ.get("FT_IMAGE", "")
-    if DIGEST.fullmatch(image):
+    if IMAGE_DIGEST.fullmatch(image):
         yield ok(f"trainer's image is named by its digest: {image}")
     else:
         yield problem(f"FT_IMAGE {image!r} is not <repository>@sha256:<64 digits>", f"set images.trainer.digest, then: {upgrade()}")

@@ -49,8 +49,10 @@ def export(
     """Export an adapter, merged weights, GGUF files or the tokenizer: to a directory, to a Hub, or both."""
     if out is None and push is None:
         raise InvalidRequest("choose a destination: -o DIR, --push ORG/NAME, or both", param="out")
-    from engine.adapters.exports.archive import unpack  # numpy
-    from engine.adapters.signatures.signed_folder import ENVELOPE
+    from engine.adapters import (
+        ENVELOPE_FILE,
+        unpack_export,  # numpy
+    )
 
     endpoint = _endpoint(push, token)
     if out is not None and out.exists() and any(out.iterdir()):
@@ -67,9 +69,9 @@ def export(
         if client.exports.download(adapter, made["id"], archive) != made["sha256"]:
             raise IntegrityError(f"export {made['id']} did not arrive whole; run the command again")
         files = Path(scratch) / "files"  # moved to `out` once everything has worked, so that the command can be run again
-        unpack(archive, files)
+        unpack_export(archive, files)
         archive.unlink()
-        (files / ENVELOPE).write_text(json.dumps(made["signature"], indent=1, sort_keys=True), encoding="utf-8")
+        (files / ENVELOPE_FILE).write_text(json.dumps(made["signature"], indent=1, sort_keys=True), encoding="utf-8")
         pushed = None if push is None else _pushed(push, files, made, endpoint=endpoint, token=token, private=not public)
         if out is not None:
             out.mkdir(exist_ok=True)

@@ -9,8 +9,7 @@ from urllib.parse import quote, urlencode
 from control_plane.adapters.impact import Standing
 from control_plane.adapters.tables import Adapter
 from control_plane.console.documents.lineage_picture import Box, Mark
-from engine.adapters.record import parse_name
-from engine.adapters.stages import Stage
+from engine.adapters import Stage, parse_adapter_name
 
 Found = Mapping[str, Any]
 """One adapter of the response of ``GET /v1/adapters/{id}/lineage``."""
@@ -44,7 +43,7 @@ def _inputs(found: Found) -> Iterator[Box]:
     if parents:
         more = " or more" if found["more_parents"] else ""
         parent = parents[0]["adapter"]
-        named = parse_name(parent["name"])
+        named = parse_adapter_name(parent["name"])
         detail = f"{named.opaque} and {len(parents) - 1}{more}" if len(parents) > 1 else named.opaque
         yield Box(kind="Started from", name=named.suffix, detail=detail, href=f"{MODELS}/{parent['id']}", joins=False)
 
@@ -66,13 +65,13 @@ MARKS: Mapping[Stage, Mark] = {Stage.PRODUCTION: "now", Stage.QUARANTINED: "fail
 
 
 def _model(adapter: Adapter) -> Iterator[Box]:
-    name, waits = parse_name(adapter.name), adapter.approval in ("pending", "rejected")
+    name, waits = parse_adapter_name(adapter.name), adapter.approval in ("pending", "rejected")
     state = f"{adapter.stage}, {adapter.approval}" if waits else adapter.stage.value
     yield Box(kind="Model", name=name.suffix, detail=state, href=f"{MODELS}/{adapter.id}", mark=MARKS.get(adapter.stage, ""))
 
 
 def _names(now: Standing) -> Iterator[Box]:
-    answering, name = now.answering, f"ft:…:{parse_name(now.adapter.name).suffix}"
+    answering, name = now.answering, f"ft:…:{parse_adapter_name(now.adapter.name).suffix}"
     if answering is None:
         yield Box(kind="Name", name=name, detail="no model answers", mark="off")
     else:

@@ -86,7 +86,9 @@ def test_an_adapter_of_any_family_resumes_exactly_is_servable_and_merges(name: s
     assert (cut.details[-1]["self_test"]["boundaries"] > 0) == FAMILIES[name].packs
     assert cut.final() == {p.name: p.read_bytes() for p in sorted(final.iterdir()) if p.name != "manifest.json"}
 
-    assert package.verify(_served(final, tmp_path / "package"), base_shapes=tensors.module_shapes(made.base), served_name="tiny") == []
+    assert (
+        package.verify_package(_served(final, tmp_path / "package"), base_shapes=tensors.module_shapes(made.base), served_name="tiny") == []
+    )
     adapter = load_file(final / "adapter_model.safetensors")
     assert all(float(tensor.abs().max()) > 0 for tensor in adapter.values()), "a matrix has not been trained"
     shape = model_shapes.shape_of(name, directory=made.base)
@@ -116,7 +118,7 @@ def test_all_parameters_of_any_family_train_resume_exactly_and_export(name: str,
     assert cut.details[-1]["resumed_from"]
     assert cut.final() == {p.name: p.read_bytes() for p in sorted(final.iterdir()) if p.name != "manifest.json"}
 
-    assert whole_model.verify(final, base_dir=made.base) == []
+    assert whole_model.verify_whole_model(final, base_dir=made.base) == []
     merge.merge(made.base, final, tmp_path / "export")
     before, after = decoder.load(made.base), decoder.load(tmp_path / "export")
     assert (logits(after, some_ids()) - logits(before, some_ids())).abs().max() > 1e-3

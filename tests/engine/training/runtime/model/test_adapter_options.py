@@ -15,7 +15,7 @@ from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForCausalLM, set_seed  # noqa: E402
 
-from engine.adapters import package, tensors  # noqa: E402
+from engine.adapters import package, servability, tensors  # noqa: E402
 from engine.adapters.exports import merge  # noqa: E402
 from engine.training.data_order import DataOrder  # noqa: E402
 from engine.training.spec import LoraSettings, Optimization, Quantization, RunFile, TrainingSpec  # noqa: E402
@@ -92,8 +92,8 @@ def merged(base: Path, run: Training, target: Path) -> Any:
 def refusals(base: Path, run: Training) -> set[str]:
     final = run.run_file.work_dir / "final"
     made = final.parent / "package"
-    package.write(final, made, served_name="tiny", base_digest="0")
-    return {r.code for r in package.verify(made, base_shapes=tensors.module_shapes(base), served_name="tiny")}
+    package.write_package(final, made, served_name="tiny", base_digest="0")
+    return {r.code for r in package.verify_package(made, base_shapes=tensors.module_shapes(base), served_name="tiny")}
 
 
 def test_the_scale_of_rslora_is_alpha_by_the_root_of_the_rank(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_scale_of_rslora_is_alpha_by_the_root_of_the_rank(files: tuple[Path,
     assert run.final()["adapter_model.safetensors"] == same.final()["adapter_model.safetensors"]
     assert losses(run) != losses(trained(files, tmp_path / "plain", rank=16, alpha=8))
     config = json.loads(run.final()["adapter_config.json"])
-    assert (config["use_rslora"], config["lora_alpha"], package.scale_of(config, "q_proj")) == (True, 8, 2.0)
+    assert (config["use_rslora"], config["lora_alpha"], servability.scale_of(config, "q_proj")) == (True, 8, 2.0)
     torch.testing.assert_close(merged(base, run, tmp_path / "merged"), served(base, run), atol=1e-5, rtol=1e-4)
     assert refusals(base, run) == set(), "vLLM reads use_rslora from the config"
 
