@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from control_plane.datasets.tables import datasets, files
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many
-from engine.data.report.validation_report import DatasetReport
+from engine.data import DatasetReport
 from ft_assets.datasets.assets import validated_dataset
 from ft_assets.partitions import DATASETS, partition_key
 from ft_assets.platform_resource import PlatformResource

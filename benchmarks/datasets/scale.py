@@ -66,14 +66,14 @@ def _tree(root: int) -> list[int]:
 
 def validate(given: argparse.Namespace) -> None:
     """The run itself, in the process that is watched."""
-    from engine.data.blocks.pass_progress import Progress
+    from engine.data.blocks.pass_progress import PassProgress
     from engine.data.ingest import validate_file
     from engine.data.policies import Policies
 
     started = time.perf_counter()
     stages: dict[str, float] = {}
 
-    def seen(progress: Progress) -> None:
+    def seen(progress: PassProgress) -> None:
         stages[progress.stage] = time.perf_counter() - started
 
     policies = Policies(bad_rows="drop", pii=given.pii)

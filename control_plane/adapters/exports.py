@@ -50,7 +50,7 @@ from engine.adapters import (
     checked_export,
     export_key,
 )
-from engine.data.blocks.pass_progress import Progress
+from engine.data import PassProgress
 from engine.training import READ_BYTES_PER_S, SETUP_S
 
 MAKER = "control_plane.sandbox.task_export"
@@ -230,7 +230,7 @@ class _Hold:
         self._platform = platform
         self._mine = sa.update(exports).where(exports.c.id == export_id, exports.c.claim == claim)
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: PassProgress) -> None:
         self.check(progress={"stage": progress.stage, "seconds": progress.rows})
 
     def check(self, **values: Any) -> None:

@@ -21,7 +21,7 @@ from control_plane.tenant_data.deletion import digest_of
 from core import layout
 from core.errors import FtError, NotFound, QuotaExceeded, Unavailable
 from engine.adapters import PACKAGE_MANIFEST, AdapterRecord, open_envelope, statement_subjects
-from engine.data.stored_rows import content_digest
+from engine.data import content_digest
 from engine.training import canonical_json
 
 AT_ONCE = 2

@@ -25,8 +25,7 @@ from engine.adapters import (
     render_route,
     render_server,
 )
-from engine.data.tokens.call_form import rendered_call
-from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.data import ChatTokenizer, rendered_call
 from engine.training import ModelShape, shape_of
 
 PARSERS: Mapping[str, str] = {

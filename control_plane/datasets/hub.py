@@ -21,7 +21,7 @@ from control_plane.tenants.service import find_tenant
 from core.errors import InvalidRequest, QuotaExceeded
 
 if TYPE_CHECKING:
-    from engine.data.readers.hub.hub_dataset import HubId
+    from engine.data import HubId
 
 MAX_PENDING = 10
 """Unfetched imports per tenant: one downloads at a time, and a long backlog helps no tenant."""
@@ -63,7 +63,7 @@ def import_dataset(
 
 def _pinned(settings: Settings, hub_id: str, token: str) -> HubId:
     """Parse `hub_id`; an id without a commit is refused with the present commit, if the Hub can be asked now."""
-    from engine.data.readers.hub.hub_dataset import parse_hub_id
+    from engine.data import parse_hub_id
 
     if not ASKING.acquire(blocking=False):
         return parse_hub_id(hub_id)

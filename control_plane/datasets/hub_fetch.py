@@ -14,7 +14,7 @@ from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
 from core.layout import file_key, shown_filename
-from engine.data.blocks.pass_progress import Progress
+from engine.data import PassProgress
 
 FETCHER = "control_plane.sandbox.task_fetch"
 WALL_S = 7 * 3600.0
@@ -32,7 +32,7 @@ def is_fetched(file: File) -> bool:
     return bool(file.sha256)
 
 
-def fetched(platform: Platform, file: File, *, hub_token: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:
+def fetched(platform: Platform, file: File, *, hub_token: str, progress: Callable[[PassProgress], None]) -> Mapping[str, Any]:
     """Fetch and store the bytes of an import; returns the values for its row."""
     assert file.source is not None, "only an import is fetched"
     tenant = file.tenant_id

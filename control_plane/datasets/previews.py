@@ -12,10 +12,7 @@ from control_plane.platform.context import Platform
 from core import layout
 from core.durable_files import mark_used, remove_unused
 from core.errors import Conflict, InvalidRequest, Unavailable
-from engine.data.preview import Preview, preview
-from engine.data.schema import parse_canonical
-from engine.data.stored_rows import load_rows
-from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.data import ChatTokenizer, Preview, load_rows, parse_canonical, preview
 
 MAX_EXAMPLES = 100
 """Readable, and a few megabytes at most."""

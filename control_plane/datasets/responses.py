@@ -6,7 +6,7 @@ from control_plane.datasets import schemas
 from control_plane.datasets.tables import Dataset, File
 from control_plane.datasets.validation_state import progress_of
 from control_plane.jobs import results
-from engine.data.checks.contamination.contaminated_rows import contamination
+from engine.data import contamination
 
 
 def file(of: File) -> schemas.File:

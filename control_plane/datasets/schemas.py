@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from control_plane.http.schemas import ApiModel, EpochSeconds, JsonObject
-from engine.data.readers.encodings import ENCODINGS, UTF8
+from engine.data import ENCODINGS, UTF8
 
 ENCODING_HELP = f"Encoding of the file's text if it is not UTF-8: {', '.join(f'`{e}`' for e in ENCODINGS if e != UTF8)}."
 

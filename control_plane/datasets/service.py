@@ -17,12 +17,7 @@ from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many, one_or_raise
 from core.base_models import BaseModel
 from core.errors import InvalidDataset, InvalidRequest, NotFound
-from engine.data import mixture
-from engine.data.checks.tool_usage import tools_problem
-from engine.data.policies import too_few_to_train
-from engine.data.report.validation_report import in_order
-from engine.data.tokens.templates import load_template
-from engine.data.tokens.tool_probe import TemplateTools, template_tools
+from engine.data import TemplateTools, load_template, mixture_refusal, report_in_order, template_tools, too_few_to_train, tools_problem
 from engine.training import method_named, registered_methods
 
 LISTED = sa.select(*columns(datasets, Dataset), datasets.c.report["stats"].label("stats"))
@@ -116,7 +111,7 @@ def check_distinct(training_files: Sequence[str], dataset_ids: Sequence[str | No
     known: dict[str, str] = {}
     for place, (file_id, dataset_id) in enumerate(zip(training_files, dataset_ids, strict=True)):
         if dataset_id is not None and (other := known.setdefault(dataset_id, file_id)) != file_id:
-            raise mixture.refusal(
+            raise mixture_refusal(
                 f"{file_id} and {other} hold the same rows (dataset {dataset_id}); name one of them, with a larger weight",
                 f"[{place}].file",
             )
@@ -132,7 +127,7 @@ def report(platform: Platform, tenant: str, subject: str) -> Mapping[str, Any]:
         raise NotFound(
             f"no dataset or validated file {subject!r}; list your files with GET /v1/files", code="dataset_not_found", param="dataset_id"
         )
-    return in_order(found)
+    return report_in_order(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

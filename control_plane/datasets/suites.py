@@ -33,11 +33,7 @@ from control_plane.tenants.service import find_tenant, refuse_while_deleted
 from core import layout
 from core.durable_files import mark_used, remove_unused, sha256_of
 from core.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded, Unavailable
-from engine.data.checks.contamination.benchmarks import field_of, field_text
-from engine.data.checks.contamination.contaminated_rows import contamination
-from engine.data.checks.contamination.shipped_suites import shipped_index, shipped_place, shipped_suites
-from engine.data.problems import Problem
-from engine.data.readers.row_stream import open_rows
+from engine.data import Problem, contamination, field_of, field_text, open_rows, shipped_index, shipped_place, shipped_suites
 
 MAX_FILE_BYTES = 256 << 20
 """Size limit of one suite's file: MMLU's test split, the largest of the usual ones, has 7 MB."""

@@ -26,11 +26,17 @@ from control_plane.tenants.service import get as get_tenant
 from core.base_models import BaseModel
 from core.errors import InvalidRequest
 from core.layout import dataset_prefix
-from engine.data.blocks.causes import EXAMPLES
-from engine.data.blocks.pass_progress import Progress
-from engine.data.ingest import IngestResult, Policies
-from engine.data.readers.containers import MAX_BYTES, MAX_RATIO, RATIO_FLOOR_BYTES
-from engine.data.report.validation_report import counted_by, problems_of
+from engine.data import (
+    CAUSE_EXAMPLES,
+    MAX_COMPRESSION_RATIO,
+    MAX_DECODED_BYTES,
+    RATIO_FLOOR_BYTES,
+    IngestResult,
+    PassProgress,
+    Policies,
+    counting_tokenizer,
+    problems_of,
+)
 
 ROWS, REPORT, DATASET = "rows.parquet", "report.json", "dataset.json"
 NUM_SUMMARISED = 3
@@ -86,7 +92,7 @@ def limits(platform: Platform, tenant: str) -> dict[str, int]:
     return {"max_examples": tier.max_examples}
 
 
-def examine(platform: Platform, file: File, *, apart: bool = True, progress: Callable[[Progress], None] | None = None) -> Outcome:
+def examine(platform: Platform, file: File, *, apart: bool = True, progress: Callable[[PassProgress], None] | None = None) -> Outcome:
     """Validate the bytes of `file` and store the result under the tenant's prefix; repeating it writes nothing.
 
     `apart`: in a child process, which is killed if it takes too much memory or time.
@@ -99,7 +105,7 @@ def examine(platform: Platform, file: File, *, apart: bool = True, progress: Cal
             validated = validate_sandboxed(order, directory, limits=_child_limits(platform, order.path), progress=progress)
         else:
             validated = carry_out(order, progress=progress)
-        report = asdict(replace(validated.report, model=None if model is None else counted_by(model)))
+        report = asdict(replace(validated.report, model=None if model is None else counting_tokenizer(model)))
         if not validated.report.valid:
             return Refused(details=summary(report, file.id), report=report)
         return _store(platform, file, validated, report, order.output)
@@ -109,7 +115,7 @@ def _child_limits(platform: Platform, path: Path) -> Limits:
     with path.open("rb") as stream:
         compressed = stream.read(NUM_HEAD_BYTES).startswith(COMPRESSED)
     size = path.stat().st_size
-    num_bytes = min(MAX_BYTES, max(RATIO_FLOOR_BYTES, size * MAX_RATIO)) if compressed else size
+    num_bytes = min(MAX_DECODED_BYTES, max(RATIO_FLOOR_BYTES, size * MAX_COMPRESSION_RATIO)) if compressed else size
     return Limits(wall_s=wall_s(num_bytes), memory_bytes=platform.settings.validation_memory_bytes)
 
 
@@ -230,7 +236,7 @@ def _place(problem: Mapping[str, Any]) -> str:
         where = (
             f"row {rows}"
             if problem["count"] == 1
-            else f"{problem['count']:,} rows ({rows}{', ...' if problem['count'] > EXAMPLES else ''})"
+            else f"{problem['count']:,} rows ({rows}{', ...' if problem['count'] > CAUSE_EXAMPLES else ''})"
         )
     if problem.get("path"):
         where += f", {problem['path']}"

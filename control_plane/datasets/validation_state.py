@@ -25,7 +25,7 @@ from control_plane.sandbox.sandbox_parent import CRASHED
 from control_plane.tenants.service import find_tenant
 from core.errors import Fault, FtError, IntegrityError, Unavailable
 from core.storable_text import printable
-from engine.data.blocks.pass_progress import Progress
+from engine.data import PassProgress
 
 HUB_AWAY = "hub_unavailable"
 PLATFORM_FAILURES = (CRASHED, "server_error", HUB_AWAY, IntegrityError.default_code)
@@ -143,16 +143,16 @@ class Work:
     A worker that was given up because it did not answer may come back, but it records nothing any more.
     """
 
-    def __init__(self, platform: Platform, file_id: str, also: Callable[[Progress], None] | None = None) -> None:
+    def __init__(self, platform: Platform, file_id: str, also: Callable[[PassProgress], None] | None = None) -> None:
         self._platform, self._file_id, self._also = platform, file_id, also
         self._token = secrets.token_hex(NUM_TOKEN_BYTES)
         self._written_at = -math.inf
 
     def begin(self, stage: str = STARTING) -> None:
         """Take the file's place in progress."""
-        self._write(self._value(Progress(stage=stage, rows=0, bytes=0, total_bytes=0)), sa.true())
+        self._write(self._value(PassProgress(stage=stage, rows=0, bytes=0, total_bytes=0)), sa.true())
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PassProgress) -> None:
         if self._also is not None:
             self._also(progress)
         if time.monotonic() - self._written_at >= WRITE_EVERY_S:
@@ -169,7 +169,7 @@ class Work:
         """Whether no other run has begun since."""
         return (file.progress or {}).get("token") == self._token
 
-    def _value(self, progress: Progress) -> Mapping[str, object]:
+    def _value(self, progress: PassProgress) -> Mapping[str, object]:
         return asdict(progress) | {"at": self._platform.clock().timestamp(), "token": self._token}
 
     def _write(self, value: Any, where: sa.ColumnElement[bool]) -> None:
@@ -178,7 +178,7 @@ class Work:
             conn.execute(query.values(progress=value))
 
 
-def progress_of(file: File) -> Progress | None:
+def progress_of(file: File) -> PassProgress | None:
     """Return the progress of the work on a file; None while none is under way."""
     stored: Mapping[str, Any] | None = file.progress if file.status == "uploaded" else None
-    return None if stored is None else Progress(**{name: stored[name] for name in ("stage", "rows", "bytes", "total_bytes")})
+    return None if stored is None else PassProgress(**{name: stored[name] for name in ("stage", "rows", "bytes", "total_bytes")})

@@ -30,7 +30,7 @@ from starlette.requests import ClientDisconnect
 from control_plane.http.rate_limits import TenantLimiter
 from core.errors import InvalidRequest, did_you_mean
 from core.storable_text import check_storable
-from engine.data.policies import READING
+from engine.data import READING_POLICIES
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -350,8 +350,8 @@ def policies(text: str | None, fields: Mapping[str, str]) -> Mapping[str, Any] |
     """Return the settings by name as requested, unchecked; None if none is given."""
     found = _object(text, fields, "policies", hint='write {"pii": "redact"}')
     if not text and found is not None:
-        found = {name: _number(value) if name not in READING else value for name, value in found.items()}
-    reading = {name: fields.get(name) or None for name in READING}
+        found = {name: _number(value) if name not in READING_POLICIES else value for name, value in found.items()}
+    reading = {name: fields.get(name) or None for name in READING_POLICIES}
     check_storable(reading)
     return with_reading(found, **reading)
 

@@ -42,7 +42,7 @@ from control_plane.tracking.tables import integrations, wandb_runs
 from core.base_models import BaseModel
 from core.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
 from core.telemetry import spans
-from engine.data import mixture
+from engine.data import mixture_params
 from engine.evals import check_suites, parse_eval_config
 
 
@@ -209,7 +209,7 @@ def _tell_overage(conn: Connection, tenant: Tenant, before: Standing, job_id: st
 
 def _trainable_files(conn: Connection, tenant: str, request: JobRequest, model: BaseModel) -> str | None:
     """Return the dataset version of the (first) training file, None while it is being validated; refuses files that do not fit."""
-    named = zip(request.trained_on, mixture.params(request.training_files), strict=True)
+    named = zip(request.trained_on, mixture_params(request.training_files), strict=True)
     found = [_trainable(conn, tenant, file_id, model, method=request.method, param=param) for file_id, param in named]
     check_distinct(request.trained_on, found)
     dataset_id = found[0]

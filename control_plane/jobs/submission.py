@@ -17,8 +17,7 @@ from typing import Any, Self
 from control_plane.http.metadata import check_metadata
 from core.errors import InvalidRequest, did_you_mean
 from core.storable_text import check_storable
-from engine.data import mixture
-from engine.data.mixture import MixedFile
+from engine.data import MIXTURE_FIELD, MixedFile, parse_mixture
 from engine.evals import parse_eval_config
 from engine.training import (
     ADAPTER_KINDS,
@@ -117,7 +116,7 @@ class JobRequest:
         if parse_eval_config(given.get("eval_config")).mode == "experiment":
             given = {"auto_promote": False, **given}
         _check_integrations(given.get("integrations"))
-        mixed = mixture.parse(given[mixture.FIELD]) if mixture.FIELD in given else ()
+        mixed = parse_mixture(given[MIXTURE_FIELD]) if MIXTURE_FIELD in given else ()
         plain = {name: given[name] for name in PLAIN if name in given} | ({"training_file": mixed[0].file} if mixed else {})
         return cls(
             **plain,
@@ -129,7 +128,7 @@ class JobRequest:
             adapter=adapter,
             hyperparameters=hyperparameters,
             body={k: v for k, v in given.items() if k != "idempotency_key"}
-            | ({mixture.FIELD: [one.to_dict() for one in mixed]} if mixed else {}),
+            | ({MIXTURE_FIELD: [one.to_dict() for one in mixed]} if mixed else {}),
         )
 
 

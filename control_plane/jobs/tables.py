@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from control_plane.jobs.job_documents import EvaluationProgress, WarmStartSource
 from control_plane.platform.job_states import JobState
 from control_plane.platform.tables import metadata, timestamp
-from engine.data.mixture import MixedFile
+from engine.data import MixedFile
 
 jobs = sa.Table(
     "jobs", metadata,

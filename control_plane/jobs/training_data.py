@@ -16,13 +16,19 @@ from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from core.base_models import BaseModel
-from engine.data import mixture
-from engine.data.checks.quality import train_validation_overlap
-from engine.data.checks.quality_warnings import quality_warnings
-from engine.data.packs.manifest import PackManifest
-from engine.data.packs.source import has_own_split
-from engine.data.split import automatic_fraction, held_out
-from engine.data.tokens.reasoning_probe import Openings, Switch
+from engine.data import (
+    USEFUL_READS,
+    PackManifest,
+    TemplateOpenings,
+    ThinkingSwitch,
+    automatic_fraction,
+    described_mixture,
+    has_own_split,
+    held_out,
+    quality_warnings,
+    repetition_warning,
+    train_validation_overlap,
+)
 from engine.training import TrainingSpec
 
 JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))
@@ -32,7 +38,7 @@ NAMED_TOKENS = 5
 
 def findings(
     platform: Platform, tenant: str, job: Job, packs: Sequence[PackManifest], spec: TrainingSpec, *, min_steps: int, model: BaseModel,
-    switch: Switch | None,
+    switch: ThinkingSwitch | None,
 ) -> list[Event]:  # fmt: skip
     """Return what depends on the job: shortened windows, fewer steps than the recipe's `min_steps`, too many epochs over many rows,
     validation rows that are trained on, turns and rows without loss, answers that begin in two ways over all files, added tokens that an
@@ -45,14 +51,14 @@ def findings(
     epochs, times = spec.optimization.num_epochs, [1.0] * len(packs)
     if spec.sources:
         times = [source.rows_per_epoch / pack.num_rows for source, pack in zip(spec.sources, packs, strict=True)]
-        read = "; ".join(mixture.described(job.training_files, [source.rows_per_epoch for source in spec.sources], packs))
+        read = "; ".join(described_mixture(job.training_files, [source.rows_per_epoch for source in spec.sources], packs))
         found.append(Event(code="mixture_planned", message=f"An epoch of the mixture reads {read}."))
     found += _step_counts(packs, spec, min_steps)
     if model.added_tokens and spec.adapter != "full":
         found.append(Event(code="added_tokens_not_trained", message=_not_trained(model), level="warn"))
-    openings = Openings()
+    openings = TemplateOpenings()
     for built in packs:
-        openings.merge(Openings(counts=built.openings))
+        openings.merge(TemplateOpenings(counts=built.openings))
     found += [Event(code=code, message=message, level="warn") for code, message in openings.warnings(switch)]
     for file_id, built, n in zip(job.trained_on, packs, times, strict=True):
         counted = dataset_of(platform, tenant, file_id).report["stats"]["quality"]
@@ -61,8 +67,8 @@ def findings(
             counted, num_epochs=epochs * n, num_overlapping=overlapping if first else 0, num_validation=num_validation if first else 0
         )
         told = [doubt for doubt in doubts if doubt[0] in JOB_DOUBTS] + _pack_doubts(built)
-        if spec.sources and epochs * n > mixture.USEFUL_READS:
-            told.append(("source_repeated", mixture.too_often(epochs * n)))
+        if spec.sources and epochs * n > USEFUL_READS:
+            told.append(("source_repeated", repetition_warning(epochs * n)))
         for code, message in told:
             of = f"{file_id}: " if spec.sources and code != "validation_overlap" else ""  # which is counted over all files
             found.append(Event(code=code, message=f"{of}{message}", level="warn"))

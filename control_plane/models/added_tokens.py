@@ -23,7 +23,7 @@ from control_plane.platform.settings import Settings
 from core.base_models import BaseModel, model_config, weight_files
 from core.durable_files import in_threads, sync_to_disk
 from core.errors import Conflict, InvalidRequest, Unavailable
-from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.data import ChatTokenizer
 from engine.training import free_bytes, is_disk_full
 
 RECORD = "extended_from.json"

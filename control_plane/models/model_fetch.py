@@ -21,8 +21,7 @@ from filelock import FileLock
 
 from core.base_models import PICKLE_SUFFIXES
 from core.errors import FtError, InvalidRequest, NotFound, Unavailable
-from engine.data.readers.hub import hub_session
-from engine.data.readers.hub.hub_client import HubAnswer, HubRequest, ListedFile, ask
+from engine.data import HubAnswer, HubRequest, ListedFile, ask_hub, guard_hub_session
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -110,7 +109,7 @@ def _check_request(repo: str, revision: str, endpoint: str) -> None:
 
 def _listing(repo: str, revision: str, endpoint: str, token: str | None, scratch: Path) -> HubAnswer:
     request = HubRequest(op="list", repo_type="model", repo=repo, revision=revision, endpoint=endpoint, token=token, target=str(scratch))
-    answer = ask(request, home=scratch / ".home", timeout_s=LOOK_S)
+    answer = ask_hub(request, home=scratch / ".home", timeout_s=LOOK_S)
     if answer.error:
         raise _refusal(answer.error, answer.detail, repo, revision, endpoint)
     return answer
@@ -198,7 +197,7 @@ class _Hub:
         if self.token:
             headers["authorization"] = f"Bearer {self.token}"  # not forwarded to another host that the Hub redirects to
         headers["accept-encoding"] = "identity"
-        hooks = {"request": [hub_session.guard(self.endpoint)]}
+        hooks = {"request": [guard_hub_session(self.endpoint)]}
         with (
             httpx.Client(timeout=TIMEOUT, follow_redirects=True, event_hooks=hooks) as http,
             http.stream("GET", url, headers=headers) as answer,

@@ -19,13 +19,13 @@ from typing import Any
 
 from core.durable_files import write_json
 from core.errors import FtError
-from engine.data.blocks.pass_progress import Progress
+from engine.data import PassProgress
 
 ORDER, RESULT, FAILURE, PROGRESS = "order.json", "result.json", "failure.json", "progress.json"
 OOM_SCORE = "1000"
 """Value for ``/proc/self/oom_score_adj``: if memory runs out, the kernel kills this process first."""
 
-Work = Callable[[Mapping[str, Any], str, Callable[[Progress], None]], Mapping[str, Any]]
+Work = Callable[[Mapping[str, Any], str, Callable[[PassProgress], None]], Mapping[str, Any]]
 """Takes the order, the secret and a callback for progress; returns the result."""
 
 

@@ -24,8 +24,7 @@ from control_plane.sandbox.task_validate import Order
 from core.durable_files import write_json
 from core.errors import FtError, Unavailable, family
 from core.typed_json import from_json
-from engine.data.blocks.pass_progress import Progress
-from engine.data.ingest import IngestResult
+from engine.data import IngestResult, PassProgress
 
 CRASHED = "validation_crashed"
 """Error code for a child that died or was killed: the platform is at fault, and the file may be retried."""
@@ -62,7 +61,7 @@ def wall_s(num_bytes: int) -> float:
 
 
 def validate_sandboxed(
-    order: Order, directory: Path, *, limits: Limits, progress: Callable[[Progress], None] | None = None
+    order: Order, directory: Path, *, limits: Limits, progress: Callable[[PassProgress], None] | None = None
 ) -> IngestResult:  # fmt: skip
     """Carry out `order` in a child process that works in `directory`."""
     try:
@@ -76,7 +75,7 @@ def validate_sandboxed(
 
 def run_sandboxed(
     module: str, order: Mapping[str, Any], directory: Path, *, limits: Limits, what: str,
-    progress: Callable[[Progress], None] | None = None, secret: str = "", environment: Sequence[str] = (),
+    progress: Callable[[PassProgress], None] | None = None, secret: str = "", environment: Sequence[str] = (),
     command: Sequence[str] = (),
 ) -> Mapping[str, Any]:  # fmt: skip
     """Run `module` as a child process in `directory` and return its result for `order`.
@@ -105,7 +104,9 @@ def run_sandboxed(
     return _answer(child.returncode, directory, what)
 
 
-def _watch(child: subprocess.Popen[bytes], directory: Path, what: str, limits: Limits, progress: Callable[[Progress], None] | None) -> None:
+def _watch(
+    child: subprocess.Popen[bytes], directory: Path, what: str, limits: Limits, progress: Callable[[PassProgress], None] | None
+) -> None:
     started_at = last_output_at = time.monotonic()
     seen = ""
     while child.poll() is None:
@@ -114,7 +115,7 @@ def _watch(child: subprocess.Popen[bytes], directory: Path, what: str, limits: L
             if (text := (directory / PROGRESS).read_text()) != seen:
                 seen, last_output_at = text, time.monotonic()
                 if progress is not None:
-                    progress(Progress(**json.loads(text)))
+                    progress(PassProgress(**json.loads(text)))
         if (used := used_bytes(child.pid, at_least=limits.memory_bytes)) > limits.memory_bytes:
             allowed = f"{limits.memory_bytes / GIB:.3g} GiB of memory that one file may take"
             raise FtError(f"{what} needed {used / GIB:.3g} GiB, more than the {allowed}, and its reading was ended", code=CRASHED)

@@ -17,12 +17,12 @@ from typing import Any
 from control_plane.sandbox.sandbox_child import main
 from core.typed_json import from_json
 from engine.adapters import ExportOrder, build_export
-from engine.data.blocks.pass_progress import Progress
+from engine.data import PassProgress
 
 BEAT_S = 1.0
 
 
-def _work(order: Mapping[str, Any], _secret: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:
+def _work(order: Mapping[str, Any], _secret: str, progress: Callable[[PassProgress], None]) -> Mapping[str, Any]:
     scratch = Path.cwd() / "work"
     scratch.mkdir()
     tempfile.tempdir = str(scratch)  # a whole model passes through it, and /tmp may be small
@@ -31,11 +31,11 @@ def _work(order: Mapping[str, Any], _secret: str, progress: Callable[[Progress],
     return asdict(build_export(from_json(ExportOrder, order), scratch, say=lambda message: stage.__setitem__(0, message)))
 
 
-def _tell(stage: list[str], progress: Callable[[Progress], None]) -> None:
+def _tell(stage: list[str], progress: Callable[[PassProgress], None]) -> None:
     """Report the stage and elapsed seconds, so that a computing library counts as progress."""
     started = time.monotonic()
     while True:
-        progress(Progress(stage=stage[0], rows=int(time.monotonic() - started), bytes=0, total_bytes=0))
+        progress(PassProgress(stage=stage[0], rows=int(time.monotonic() - started), bytes=0, total_bytes=0))
         time.sleep(BEAT_S)
 
 

@@ -13,27 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.sandbox.sandbox_child import main
-from engine.data.blocks.pass_progress import Progress
-from engine.data.readers.hub.hub_dataset import fetch, parse_hub_id
+from engine.data import PassProgress, fetch_from_hub, parse_hub_id
 
 STAGE = "fetching"
 LOOK_EVERY_S = 1.0
 
 
-def _work(order: Mapping[str, Any], secret: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:
+def _work(order: Mapping[str, Any], secret: str, progress: Callable[[PassProgress], None]) -> Mapping[str, Any]:
     target = Path(order["target"])
     target.mkdir()
     threading.Thread(target=_tell, args=(target, progress), daemon=True).start()
     hub_id = parse_hub_id(order["hub_id"])
-    found = fetch(hub_id, target, endpoint=order["endpoint"], token=secret or None, max_bytes=order["max_bytes"])
+    found = fetch_from_hub(hub_id, target, endpoint=order["endpoint"], token=secret or None, max_bytes=order["max_bytes"])
     return {"path": str(found.path), "filename": found.filename}
 
 
-def _tell(target: Path, progress: Callable[[Progress], None]) -> None:
+def _tell(target: Path, progress: Callable[[PassProgress], None]) -> None:
     """Report the bytes fetched so far, which count as progress."""
     while True:
         time.sleep(LOOK_EVERY_S)
-        progress(Progress(stage=STAGE, rows=0, bytes=_size(target), total_bytes=0))
+        progress(PassProgress(stage=STAGE, rows=0, bytes=_size(target), total_bytes=0))
 
 
 def _size(directory: Path) -> int:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.sandbox.sandbox_child import main
-from engine.data.blocks.pass_progress import Progress
+from engine.data import PassProgress
 
 
-def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:  # noqa: ARG001 (it has no parts to tell of)
-    from engine.data.checks.contamination.overlap import SuiteGrams, SuiteIndex
-    from engine.data.checks.contamination.shipped_suites import shipped_suites
+def _work(order: Mapping[str, Any], _: str, progress: Callable[[PassProgress], None]) -> Mapping[str, Any]:  # noqa: ARG001 (it has no parts to tell of)
+    from engine.data import SuiteGrams, SuiteIndex, shipped_suites
 
     shipped = {suite.name: suite.grams() for suite in shipped_suites() if suite.name in order["shipped"]}
     registered = {label: SuiteGrams.of(_items(Path(path))) for label, path in order["suites"].items()}

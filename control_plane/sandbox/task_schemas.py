@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 import jsonschema_rs
 
 from control_plane.sandbox.sandbox_child import main
-from engine.data.blocks.pass_progress import Progress
+from engine.data import PassProgress
 from engine.evals import NOT_JSON, parse_json
 
 
-def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:  # noqa: ARG001 (it has no parts to tell of)
+def _work(order: Mapping[str, Any], _: str, progress: Callable[[PassProgress], None]) -> Mapping[str, Any]:  # noqa: ARG001 (it has no parts to tell of)
     validators = [_validator(schema) for schema in order["schemas"]]
     return {"verdicts": [_verdict(validators[index], text) for index, text in order["checks"]]}
 

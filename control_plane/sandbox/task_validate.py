@@ -15,9 +15,7 @@ from typing import Any, Self
 
 from control_plane.sandbox.sandbox_child import main
 from core.typed_json import from_json
-from engine.data.blocks.pass_progress import Progress
-from engine.data.ingest import IngestResult, Policies, validate_file
-from engine.data.pipeline.pass_one import PARALLEL_FROM_BYTES
+from engine.data import PARALLEL_FROM_BYTES, IngestResult, PassProgress, Policies, validate_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +49,7 @@ class Order:
         return from_json(cls, {**data, "policies": Policies(**data["policies"])})
 
 
-def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = None) -> IngestResult:
+def carry_out(order: Order, *, progress: Callable[[PassProgress], None] | None = None) -> IngestResult:
     """Validate in this process; a large file is validated by worker processes."""
     parallel = order.path.stat().st_size >= PARALLEL_FROM_BYTES
     return validate_file(
@@ -70,7 +68,7 @@ def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = Non
     )
 
 
-def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:
+def _work(order: Mapping[str, Any], _: str, progress: Callable[[PassProgress], None]) -> Mapping[str, Any]:
     return asdict(carry_out(Order.from_dict(order), progress=progress))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from core.errors import InvalidRequest
 from core.storable_text import num_characters
-from engine.data.fields import MAX_MESSAGES
+from engine.data import MAX_MESSAGES
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 256
 """Each stop string is searched for after each token, in the thread that all requests share."""

@@ -30,7 +30,7 @@ from control_plane.tenants.rules import Principal, Tenant, tier_named
 from core.errors import InvalidRequest, NotFound, RateLimited
 from core.storable_text import check_storable
 from engine.adapters import FULL_MODEL
-from engine.data.conversation import normalize_request
+from engine.data import normalize_request
 
 router = APIRouter(prefix="/v1", tags=["inference"])
 SESSION = "x-session-id"

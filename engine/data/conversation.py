@@ -15,9 +15,9 @@ from typing import Any
 from core.errors import InvalidRequest
 from core.typed_json import JsonObject
 from engine.data.fields import (
-    KWARGS,
     MESSAGE_FIELDS,
     PART_FIELDS,
+    TEMPLATE_KWARGS,
     THINKING,
     Reading,
     TooManyProblemsError,
@@ -28,7 +28,7 @@ from engine.data.schema import REASONING_FIELDS, Message, TemplateValue, ToolCal
 
 REQUEST_FIELDS = MESSAGE_FIELDS - {"weight"}
 """Fields of a message that reach the template; `weight` is about training."""
-CONVERSATION_FIELDS = frozenset(("messages", "tools", "functions", KWARGS, THINKING))
+CONVERSATION_FIELDS = frozenset(("messages", "tools", "functions", TEMPLATE_KWARGS, THINKING))
 """Fields of a chat completion request that make up its conversation."""
 REPEATED_FIELDS = frozenset(("parsed",))
 """What OpenAI's client adds to an answer and sends back with it: the content again, parsed."""
@@ -59,13 +59,13 @@ class Conversation:
         if self.tools:
             body["tools"] = list(self.tools)
         if self.template_kwargs:
-            body[KWARGS] = dict(self.template_kwargs)
+            body[TEMPLATE_KWARGS] = dict(self.template_kwargs)
         return body
 
 
 def read_conversation(messages: Any, *, tools: Any = None, template_kwargs: Any = None) -> Conversation:
     """Return the conversation of a request; ``InvalidRequest`` names the first fault, with a `param` such as ``messages[2].role``."""
-    return read_request({"messages": messages, "tools": tools, KWARGS: template_kwargs})
+    return read_request({"messages": messages, "tools": tools, TEMPLATE_KWARGS: template_kwargs})
 
 
 def read_request(body: JsonObject) -> Conversation:
@@ -76,7 +76,7 @@ def read_request(body: JsonObject) -> Conversation:
         conversation = Conversation(
             messages=reading.messages(body.get("messages"), "messages"),
             tools=reading.tools({name: body.get(name) for name in ("tools", "functions")}),
-            template_kwargs=reading.template_kwargs({KWARGS: own_template_kwargs(body), THINKING: body.get(THINKING)}),
+            template_kwargs=reading.template_kwargs({TEMPLATE_KWARGS: own_template_kwargs(body), THINKING: body.get(THINKING)}),
         )
     except TooManyProblemsError:
         raise _refusal(reading.problems[0]) from None
@@ -93,13 +93,13 @@ def normalize_request(body: JsonObject) -> dict[str, Any]:
     """
     wire = read_request(body).as_openai()
     if "tools" in wire:
-        wire[KWARGS] = {**wire.get(KWARGS, {}), "tools": wire["tools"]}
+        wire[TEMPLATE_KWARGS] = {**wire.get(TEMPLATE_KWARGS, {}), "tools": wire["tools"]}
     return {name: value for name, value in body.items() if name not in CONVERSATION_FIELDS} | wire
 
 
 def own_template_kwargs(body: JsonObject) -> Any:
     """Return the template's variables without the `tools` that :func:`normalize_request` puts there."""
-    given = body.get(KWARGS)
+    given = body.get(TEMPLATE_KWARGS)
     if not isinstance(given, dict) or not body.get("tools") or given.get("tools") != body["tools"]:
         return given
     return {name: value for name, value in given.items() if name != "tools"}

@@ -57,7 +57,7 @@ CALL_FIX = 'write {"type": "function", "function": {"name": ..., "arguments": "{
 
 MAX_MESSAGES = 10_000
 """Messages per conversation: at a dozen tokens per message, a context of 128k tokens is full before that."""
-KWARGS, THINKING = "chat_template_kwargs", "enable_thinking"
+TEMPLATE_KWARGS, THINKING = "chat_template_kwargs", "enable_thinking"
 """Fields of a row with variables for the chat template, as vLLM's API and TRL name them; the second stands for the variable of its name."""
 RESPONSE_FORMAT = "response_format"
 """Field of a row with the form of its answer, as in OpenAI's API."""
@@ -270,34 +270,46 @@ class Reading:
 
     def template_kwargs(self, row: JsonObject) -> dict[str, TemplateValue]:
         """Parses `chat_template_kwargs`, an object or its JSON, and `enable_thinking`; null stands for absent."""
-        given = row.get(KWARGS)
+        given = row.get(TEMPLATE_KWARGS)
         if isinstance(given, str):
             given = parse_json(given.encode("utf-8", "surrogatepass")) if given.strip() else None
         fix = 'write {"enable_thinking": false}'
         if isinstance(given, Problem):
-            self.add(KWARGS, "invalid_template_kwargs", f"the text of {KWARGS}: {given.message}", given.fix)
+            self.add(TEMPLATE_KWARGS, "invalid_template_kwargs", f"the text of {TEMPLATE_KWARGS}: {given.message}", given.fix)
             return {}
         if not isinstance(given, dict | None):
-            self.add(KWARGS, "invalid_template_kwargs", f"{KWARGS} is {kind_of(given)}, not an object", fix)
+            self.add(TEMPLATE_KWARGS, "invalid_template_kwargs", f"{TEMPLATE_KWARGS} is {kind_of(given)}, not an object", fix)
             return {}
         found = {str(name): value for name, value in (given or {}).items() if value is not None}
         if row.get(THINKING) is not None:
             thinking = truth(row[THINKING])
             if thinking is None or found.get(THINKING, thinking) != thinking:
-                self.add(THINKING, "invalid_template_kwargs", f"{THINKING} is not true or false, or {KWARGS} differs", "write it once")
+                self.add(
+                    THINKING, "invalid_template_kwargs", f"{THINKING} is not true or false, or {TEMPLATE_KWARGS} differs", "write it once"
+                )
                 return {}
             found[THINKING] = thinking
         for name, value in found.items():
             if not KWARG_NAME.fullmatch(name) or TEMPLATES_OWN.fullmatch(name):
-                self.add(KWARGS, "invalid_template_kwargs", f"{name[:40]!a} is not a variable that a row may set", fix)
+                self.add(TEMPLATE_KWARGS, "invalid_template_kwargs", f"{name[:40]!a} is not a variable that a row may set", fix)
             elif isinstance(value, str) and value.strip().casefold() in ("true", "false"):  # a text counts as true, whatever it says
                 said = value.strip().casefold()
-                self.add(f"{KWARGS}.{name}", "invalid_template_kwargs", f"the value is the text {value!a}", f"write {said} without quotes")
+                self.add(
+                    f"{TEMPLATE_KWARGS}.{name}",
+                    "invalid_template_kwargs",
+                    f"the value is the text {value!a}",
+                    f"write {said} without quotes",
+                )
             elif not _is_template_value(value):
                 wanted = "true, false, a number (an integer of 64 bits), or at most 200 letters, digits, spaces and _.,:-"
-                self.add(f"{KWARGS}.{name}", "invalid_template_kwargs", f"the value is {kind_of(value)} of another form", f"use {wanted}")
+                self.add(
+                    f"{TEMPLATE_KWARGS}.{name}",
+                    "invalid_template_kwargs",
+                    f"the value is {kind_of(value)} of another form",
+                    f"use {wanted}",
+                )
         if len(found) > MAX_KWARGS:
-            self.add(KWARGS, "invalid_template_kwargs", f"{len(found)} variables, more than {MAX_KWARGS}", "leave some out")
+            self.add(TEMPLATE_KWARGS, "invalid_template_kwargs", f"{len(found)} variables, more than {MAX_KWARGS}", "leave some out")
         return found
 
     def response_format(self, row: JsonObject) -> JsonObject:

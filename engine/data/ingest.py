@@ -21,7 +21,7 @@ from core.errors import InvalidDataset
 from engine.data.blocks.block_result import BlockResult
 from engine.data.blocks.columns import Columns, StoredTexts
 from engine.data.blocks.decision import Decision
-from engine.data.blocks.pass_progress import Progress
+from engine.data.blocks.pass_progress import PassProgress
 from engine.data.checks import checks_of, registered, running
 from engine.data.identity import dataset_id
 from engine.data.pipeline.findings import Findings
@@ -37,7 +37,7 @@ from engine.data.stored_rows import RowsBlock, RowsWriter, StoredRow, load_rows,
 PROGRESS_EVERY_S = 0.5
 """Least seconds between two progress reports: visible to a person, harmless to a database."""
 
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[PassProgress], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +105,7 @@ class _Throttled:
         now = time.monotonic()
         if self._tell is not None and now - self._reported_at >= self._every_s:
             self._reported_at = now
-            self._tell(Progress(stage=stage, rows=rows, bytes=num_bytes, total_bytes=total_bytes))
+            self._tell(PassProgress(stage=stage, rows=rows, bytes=num_bytes, total_bytes=total_bytes))
 
 
 class _Validation:

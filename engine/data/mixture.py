@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 
 from core.errors import InvalidRequest
 
-FIELD = "training_files"
+MIXTURE_FIELD = "training_files"
 FIELDS = ("file", "weight", "tokens")
 MAX_FILES = 16
 """Each is packed alone and keeps up to 1 GiB of its windows in the memory of every rank (``pack_loader.KEPT_SHARDS``)."""
@@ -50,39 +50,45 @@ class MixedFile:
         return cls(file=str(stored["file"]), weight=stored.get("weight"), tokens=stored.get("tokens"))
 
 
-def parse(given: Sequence[Any]) -> tuple[MixedFile, ...]:
+def parse_mixture(given: Sequence[Any]) -> tuple[MixedFile, ...]:
     """Returns the files of a request; ``InvalidRequest`` (``invalid_training_files``) names the first field that is not valid."""
     if not 1 <= len(given) <= MAX_FILES:
-        raise refusal(f"{FIELD} names {len(given)} files; name 1 to {MAX_FILES}, or join small files before the upload")
+        raise mixture_refusal(f"{MIXTURE_FIELD} names {len(given)} files; name 1 to {MAX_FILES}, or join small files before the upload")
     found = tuple(_file(place, one) for place, one in enumerate(given))
     for place, one in enumerate(found):
         if one.file in [other.file for other in found[:place]]:
-            raise refusal(f"{FIELD} names {one.file} twice; name each file once, with a larger weight", f"[{place}].file")
+            raise mixture_refusal(f"{MIXTURE_FIELD} names {one.file} twice; name each file once, with a larger weight", f"[{place}].file")
     unlike = [place for place, one in enumerate(found) if one.weight is None and one.tokens is None]
     if unlike and any(one.weight is not None for one in found):
         message = (
             f"{found[unlike[0]].file} has no weight, but another file has one; give each file a weight or tokens, or leave all weights out"
         )
-        raise refusal(message, f"[{unlike[0]}].weight")
+        raise mixture_refusal(message, f"[{unlike[0]}].weight")
     return found
 
 
 def _file(place: int, given: Any) -> MixedFile:
     if not isinstance(given, Mapping):
-        raise refusal(f'{FIELD}[{place}] {str(given)[:80]!r} is not an object such as {{"file": "file-...", "weight": 2}}', f"[{place}]")
+        raise mixture_refusal(
+            f'{MIXTURE_FIELD}[{place}] {str(given)[:80]!r} is not an object such as {{"file": "file-...", "weight": 2}}', f"[{place}]"
+        )
     for name in given:
         if name not in FIELDS:
-            raise refusal(f"unknown field {name[:80]!r} in {FIELD}[{place}]; known are {', '.join(FIELDS)}", f"[{place}].{name[:80]}")
+            raise mixture_refusal(
+                f"unknown field {name[:80]!r} in {MIXTURE_FIELD}[{place}]; known are {', '.join(FIELDS)}", f"[{place}].{name[:80]}"
+            )
     file, weight, tokens = (given.get(name) for name in FIELDS)
     if not isinstance(file, str) or not file:
-        raise refusal(f"{FIELD}[{place}] names no file; give the id of an uploaded file as `file`", f"[{place}].file")
+        raise mixture_refusal(f"{MIXTURE_FIELD}[{place}] names no file; give the id of an uploaded file as `file`", f"[{place}].file")
     if weight is not None and tokens is not None:
-        raise refusal(f"{FIELD}[{place}] has both weight and tokens; keep one of them", f"[{place}].tokens")
+        raise mixture_refusal(f"{MIXTURE_FIELD}[{place}] has both weight and tokens; keep one of them", f"[{place}].tokens")
     if weight is not None and not (_is_number(weight) and 0 < weight <= MAX_WEIGHT):
         step = "leave the file out, or give it a weight"
-        raise refusal(f"weight {weight!r} of {file} is not above 0 and at most {MAX_WEIGHT:,.0f}; {step}", f"[{place}].weight")
+        raise mixture_refusal(f"weight {weight!r} of {file} is not above 0 and at most {MAX_WEIGHT:,.0f}; {step}", f"[{place}].weight")
     if tokens is not None and not (isinstance(tokens, int) and not isinstance(tokens, bool) and 0 < tokens <= MAX_TOKENS):
-        raise refusal(f"tokens {tokens!r} of {file} is not a whole number from 1 to {MAX_TOKENS:,}; correct it", f"[{place}].tokens")
+        raise mixture_refusal(
+            f"tokens {tokens!r} of {file} is not a whole number from 1 to {MAX_TOKENS:,}; correct it", f"[{place}].tokens"
+        )
     return MixedFile(file=file, weight=None if weight is None else float(weight), tokens=tokens)
 
 
@@ -90,17 +96,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def refusal(message: str, place: str = "") -> InvalidRequest:
+def mixture_refusal(message: str, place: str = "") -> InvalidRequest:
     """Returns the refusal of a mixture; `place`: the field within it, ``[1].weight``."""
-    return InvalidRequest(message, code="invalid_training_files", param=f"{FIELD}{place}")
+    return InvalidRequest(message, code="invalid_training_files", param=f"{MIXTURE_FIELD}{place}")
 
 
-def params(files: Sequence[MixedFile]) -> list[str]:
+def mixture_params(files: Sequence[MixedFile]) -> list[str]:
     """Returns the fields of a request that name its training files, of which `files` are those of a mixture."""
-    return [f"{FIELD}[{place}].file" for place in range(len(files))] or ["training_file"]
+    return [f"{MIXTURE_FIELD}[{place}].file" for place in range(len(files))] or ["training_file"]
 
 
-def repeats(files: Sequence[MixedFile], tokens: Sequence[int]) -> list[float]:
+def mixture_repeats(files: Sequence[MixedFile], tokens: Sequence[int]) -> list[float]:
     """Returns how often an epoch reads each file of so many `tokens`: 0.5 is half of its rows, 2.0 each of them twice."""
     sizes = [max(1, count) for count in tokens]
     weighted = sum(size for one, size in zip(files, sizes, strict=True) if one.weight is not None)
@@ -119,7 +125,7 @@ def check_repeats(files: Sequence[MixedFile], found: Sequence[float]) -> None:
     for place, (one, times) in enumerate(zip(files, found, strict=True)):
         if times > MAX_REPEATS:
             name = "weight" if one.tokens is None else "tokens"
-            raise refusal(
+            raise mixture_refusal(
                 f"an epoch would read {one.file} {times:,.0f} times, at most {MAX_REPEATS:.0f}; lower its {name}", f"[{place}].{name}"
             )
 
@@ -135,19 +141,19 @@ class Packed(Protocol):
 
 def rows_per_epoch(files: Sequence[MixedFile], packs: Sequence[Packed]) -> list[int]:
     """Returns how many rows of each pack an epoch reads, at least one; :func:`check_repeats` says what it refuses."""
-    found = repeats(files, [pack.num_tokens for pack in packs])
+    found = mixture_repeats(files, [pack.num_tokens for pack in packs])
     check_repeats(files, found)
     return [max(1, round(times * pack.num_rows)) for pack, times in zip(packs, found, strict=True)]
 
 
-def described(files: Sequence[MixedFile], rows: Sequence[int], packs: Sequence[Packed]) -> Iterator[str]:
+def described_mixture(files: Sequence[MixedFile], rows: Sequence[int], packs: Sequence[Packed]) -> Iterator[str]:
     """Yields for each file, in words, how much of it an epoch of so many `rows` reads."""
     tokens = [count * pack.num_tokens / pack.num_rows for count, pack in zip(rows, packs, strict=True)]
     for one, count, pack, read in zip(files, rows, packs, tokens, strict=True):
         yield f"{one.file} {count / pack.num_rows:.3g} times ({read:,.0f} tokens, {read / sum(tokens):.1%})"
 
 
-def too_often(times: float) -> str:
+def repetition_warning(times: float) -> str:
     """Returns the warning about a file whose rows are read so many times over all epochs."""
     return (
         f"its rows are read {times:.0f} times over all epochs, and more than {USEFUL_READS} add almost nothing; lower its weight or tokens"

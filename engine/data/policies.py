@@ -9,7 +9,7 @@ from typing import Any, Self
 from core.errors import InvalidRequest, did_you_mean
 from engine.data.checks import all_options
 from engine.data.checks.check import Option
-from engine.data.readers.containers import MAX_BYTES
+from engine.data.readers.containers import MAX_DECODED_BYTES
 from engine.data.readers.encodings import ENCODINGS, UTF8, Encoding, encoding_named
 
 MIN_TRAINING_EXAMPLES = 10
@@ -18,7 +18,7 @@ FEW_EXAMPLES = 100
 """Good examples below which a report warns: from here on OpenAI expects clear improvements."""
 OPERATORS = ("min_examples", "max_examples", "max_bytes")
 """Settings that a tenant does not choose: they come from the tier and from the file's purpose."""
-READING = frozenset(("encoding", "rows_at"))
+READING_POLICIES = frozenset(("encoding", "rows_at"))
 """Settings for parsing a file; their effect is visible in the rows."""
 MAX_KEY = 200
 """Characters of `rows_at`."""
@@ -54,7 +54,7 @@ class Policies:
         *,
         min_examples: int = 1,
         max_examples: int | None = None,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_DECODED_BYTES,
         encoding: Encoding = "utf-8",
         rows_at: str | None = None,
         **given: Any,
@@ -101,8 +101,8 @@ class Policies:
 
 
 def _unknown(name: str) -> InvalidRequest:
-    names = ", ".join((*policy_options(), *sorted(READING)))
-    meant = did_you_mean(name, (*policy_options(), *READING))
+    names = ", ".join((*policy_options(), *sorted(READING_POLICIES)))
+    meant = did_you_mean(name, (*policy_options(), *READING_POLICIES))
     return InvalidRequest(f"policy {name[:60]!r} is not known; there are {names}{meant}", code="invalid_policy", param="policies")
 
 

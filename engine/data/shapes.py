@@ -31,12 +31,12 @@ import msgspec
 from core.typed_json import JsonObject
 from engine.data.fields import (
     JUDGED,
-    KWARGS,
     MAX_MESSAGES,
     MESSAGE_FIELDS,
     PART_FIELDS,
     RESPONSE_FORMAT,
     SHAREGPT_FIELDS,
+    TEMPLATE_KWARGS,
     THINKING,
     Reading,
     TooManyProblemsError,
@@ -49,7 +49,7 @@ from engine.data.readers.free_form import ANSWERS, TURNS, holds_messages, parse_
 from engine.data.readers.transcripts import begins_as_transcript, transcript_marks
 from engine.data.schema import Example, Format, Message
 
-BESIDE_MESSAGES = ("tools", "functions", "parallel_tool_calls", KWARGS, THINKING, RESPONSE_FORMAT)
+BESIDE_MESSAGES = ("tools", "functions", "parallel_tool_calls", TEMPLATE_KWARGS, THINKING, RESPONSE_FORMAT)
 """Fields of a row beside its messages: those that its chat template reads, and the form that evaluations check answers for."""
 FROM_OPENAI = ("preferred_output", "non_preferred_output")
 WEIGHT = "weight"
@@ -84,7 +84,7 @@ NO_TEXT = frozenset(("id", "uuid", "split", "url", "source_url", "timestamp", "d
 """Column names that are neither."""
 
 
-def detect(value: JsonObject) -> tuple[Format, str] | None:
+def detect_shape(value: JsonObject) -> tuple[Format, str] | None:
     """Returns the format of a row and the reason in words; None for an unknown shape."""
 
     def has(*names: str) -> bool:
@@ -115,7 +115,7 @@ def advice(value: JsonObject) -> tuple[str, str] | None:
     """Returns (code, message) of a warning for a row that is parsed as text, but whose only other text column looks like its answer."""
     if isinstance(value, Mapped) or "text" not in value:
         return None
-    found = detect(value)
+    found = detect_shape(value)
     others = _other_texts(value) if found is not None and found[0] == "text" else []
     if len(others) != 1:
         return None

@@ -16,7 +16,8 @@ from pathlib import Path
 from core.base_models import Catalogue
 from engine.data.checks.contamination.overlap import SuiteIndex
 from engine.data.ingest import Policies, validate_file
-from engine.data.packs.build import PackSettings, build_pack
+from engine.data.packs.build import build_pack
+from engine.data.packs.pack_settings import PackSettings
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 
 

@@ -11,7 +11,7 @@ import dagster as dg
 
 from control_plane.composition import open_platform
 from control_plane.platform.settings import load
-from engine.data.report.histogram import histogram_svg, markdown_picture
+from engine.data import histogram_svg, markdown_picture
 from ft_assets.datasets import step
 from ft_assets.partitions import DATASETS, JOBS, PinnedVersions, parse, partition_key
 from ft_assets.platform_resource import VALIDATED, PlatformResource, check, checked, job_metadata, job_step, table

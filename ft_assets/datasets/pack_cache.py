@@ -10,7 +10,7 @@ from control_plane.platform.transfer import download
 from core import layout
 from core.durable_files import mark_used, remove_unused
 from core.errors import IntegrityError
-from engine.data.packs.build import verify
+from engine.data import verify_pack
 
 
 def fetch_pack(platform: Platform, tenant: str, fingerprint: str) -> Path:
@@ -18,10 +18,10 @@ def fetch_pack(platform: Platform, tenant: str, fingerprint: str) -> Path:
     target = platform.settings.work_dir / "packs" / layout.checked_id(tenant) / layout.checked_id(fingerprint)
     try:
         mark_used(target)
-        verify(target)
+        verify_pack(target)
     except (FileNotFoundError, IntegrityError):  # missing or damaged on this machine
         remove_unused(target.parents[1])
         shutil.rmtree(target, ignore_errors=True)
         download(platform.objects, layout.pack_prefix(tenant, fingerprint), target, last="manifest.json")
-        verify(target)
+        verify_pack(target)
     return target

@@ -43,25 +43,27 @@ from core.durable_files import remove_unused
 from core.errors import IntegrityError, InvalidDataset, Unavailable
 from core.telemetry import provenance
 from core.typed_json import JsonObject
-from engine.data import mixture
-from engine.data.blocks.pass_progress import Progress
-from engine.data.mixture import MixedFile
-from engine.data.packs.build import (
+from engine.data import (
+    ChatTokenizer,
+    DatasetReport,
+    Example,
+    MixedFile,
     PackManifest,
     PackProgress,
     PackSettings,
+    PassProgress,
+    Policies,
+    ThinkingSwitch,
     build_pack,
+    load_rows,
+    load_stored,
+    mixture_params,
     pack_fingerprint,
+    part_of,
+    recounted_differences,
+    rows_per_epoch,
     suitable_workers,
 )
-from engine.data.packs.recount import differences
-from engine.data.policies import Policies
-from engine.data.report.validation_report import DatasetReport
-from engine.data.schema import Example
-from engine.data.split import part_of
-from engine.data.stored_rows import load_rows, load_stored
-from engine.data.tokens.chat_tokenizer import ChatTokenizer
-from engine.data.tokens.reasoning_probe import Switch
 from engine.training import (
     PACK_SETTINGS,
     REFERENCE_MANIFEST,
@@ -102,11 +104,11 @@ class PinnedDataset:
     """The content's hash; of a mixture, a hash over those of all files."""
 
 
-def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Callable[[Progress], None] | None = None) -> PinnedDataset:
+def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Callable[[PassProgress], None] | None = None) -> PinnedDataset:
     """Resolves the job's files to dataset versions, validating a file if that has not been done; a second call changes nothing."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
-    named = zip(job.trained_on, mixture.params(job.training_files), strict=True)
+    named = zip(job.trained_on, mixture_params(job.training_files), strict=True)
     versions = [_version(platform, tenant, file_id, param=param, progress=progress) for file_id, param in named]
     check_distinct(job.trained_on, [version.id for version in versions])
     training, validation = versions[0], None
@@ -138,12 +140,12 @@ def versions_of(platform: Platform, tenant: str, job_id: str) -> list[str]:
         return list(conn.execute(query.order_by(files.c.id != jobs.c.training_file)).scalars())
 
 
-def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | None = None) -> Callable[[Progress], None]:
+def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | None = None) -> Callable[[PassProgress], None]:
     """Returns a progress callback that reports to the job's tenant (an event) and to `say` at most every five seconds, and at each new
     stage."""
     reported_at, stage = -math.inf, ""
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: PassProgress) -> None:
         nonlocal reported_at, stage
         if time.monotonic() - reported_at < ANNOUNCE_EVERY_S and progress.stage == stage:
             return
@@ -157,7 +159,7 @@ def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | N
     return tell
 
 
-def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progress: Callable[[Progress], None] | None) -> sa.Row[Any]:
+def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progress: Callable[[PassProgress], None] | None) -> sa.Row[Any]:
     found = uploaded_files.wait_until_validated(platform, file_id, progress=progress)
     if found.status_code in PLATFORM_FAILURES:  # an earlier attempt died: this is the next one
         uploaded_files.validate_again(platform, tenant, file_id)
@@ -231,7 +233,7 @@ class Packed:
 
 
 def pack(
-    platform: Platform, tenant: str, job_id: str, *, progress: Callable[[Progress], None] | None = None, say: Say = log.info
+    platform: Platform, tenant: str, job_id: str, *, progress: Callable[[PassProgress], None] | None = None, say: Say = log.info
 ) -> Packed:
     """Builds or reuses the job's pack and reference, freezes its spec, and queues it. A second run finds everything done.
 
@@ -305,7 +307,7 @@ def _read_an_epoch(files: Sequence[MixedFile], packs: Sequence[PackManifest]) ->
     facts = replace(facts, max_seq_len=max(pack.max_seq_len for pack in packs))
     if not files:
         return facts, ()
-    rows = mixture.rows_per_epoch(files, packs)
+    rows = rows_per_epoch(files, packs)
     sources = tuple(
         Source(dataset_id=pack.dataset_id, pack_fingerprint=pack.fingerprint, rows_per_epoch=count)
         for pack, count in zip(packs, rows, strict=True)
@@ -319,7 +321,7 @@ def _read_an_epoch(files: Sequence[MixedFile], packs: Sequence[PackManifest]) ->
     ), sources
 
 
-def _switch(model: BaseModel) -> Switch | None:
+def _switch(model: BaseModel) -> ThinkingSwitch | None:
     """Returns the variable of the base model's chat template that turns reasoning on or off, if there is one."""
     template = None if model.directory is None else ChatTokenizer.load(model.directory).reasoning
     return None if template is None else template.facts.switch
@@ -340,7 +342,7 @@ def _reference(platform: Platform, tenant: str, spec: TrainingSpec) -> Reference
 
 def pack_differences(platform: Platform, tenant: str, packs: Sequence[PackManifest]) -> list[str]:
     """Counts this machine's copies of packs again; returns what differs from their manifests."""
-    return [what for pack in packs for what in differences(fetch_pack(platform, tenant, pack.fingerprint))]
+    return [what for pack in packs for what in recounted_differences(fetch_pack(platform, tenant, pack.fingerprint))]
 
 
 def _pack_settings(platform: Platform, tenant: str, job: Job, file_id: str, placed: Placed, method: Method) -> PackSettings:
@@ -376,7 +378,7 @@ def _stored_pack(
     method: Method,
     settings: PackSettings,
     *,
-    progress: Callable[[Progress], None] | None,
+    progress: Callable[[PassProgress], None] | None,
     say: Say,
 ) -> tuple[PackManifest, bool]:
     """Returns the pack of a training file, on this machine and in the object store, and whether it already existed.
@@ -424,14 +426,14 @@ def _stored(platform: Platform, tenant: str, fingerprint: str) -> PackManifest |
         return None
 
 
-def _relay(progress: Callable[[Progress], None]) -> Callable[[PackProgress], None]:
+def _relay(progress: Callable[[PassProgress], None]) -> Callable[[PackProgress], None]:
     """Reports the examples of both parts together to `progress`."""
     done: dict[tuple[str, str], int] = {}
 
     def report(seen: PackProgress) -> None:
         done[seen.stage, seen.part] = seen.num_examples
         rows = sum(count for (stage, _), count in done.items() if stage == seen.stage)
-        progress(Progress(stage="tokenizing" if seen.stage == "tokenize" else "packing", rows=rows, bytes=0, total_bytes=0))
+        progress(PassProgress(stage="tokenizing" if seen.stage == "tokenize" else "packing", rows=rows, bytes=0, total_bytes=0))
 
     return report
 

@@ -46,7 +46,7 @@ from core.retries import RetryPolicy, with_retries
 from core.telemetry import correlation
 from core.workload import Kind, Workload
 from engine.adapters import ADAPTER_CONFIG, PACKAGE_MANIFEST, manifest_files
-from engine.data.tokens.call_form import CallForm
+from engine.data import CallForm
 from engine.evals import (
     BUILTIN_CLASSIFIER,
     METRICS,

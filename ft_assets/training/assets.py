@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from engine.data.report.histogram import markdown_picture
+from engine.data import markdown_picture
 from engine.training import loss_curve_svg
 from ft_assets.partitions import JOBS
 from ft_assets.platform_resource import PlatformResource, job_metadata, job_step

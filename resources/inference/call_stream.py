@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.data.tokens.call_form import ID, ID_PATTERN, CallForm, CallText
+from engine.data import CALL_ID, CALL_ID_PATTERN, CallForm, CallText
 from resources.inference.engine.text import StopSearch, overlap
 
 NAME = "[a-zA-Z0-9_-]{1,64}"
@@ -183,8 +183,8 @@ def _up_to_arguments(before: str, between: str) -> re.Pattern[str]:
 
 def _flexible(literal: str) -> str:
     """Return a pattern of `literal` with any white space and any ids."""
-    parts = [r"\s*".join(map(re.escape, re.split(r"\s+", part))) for part in literal.split(ID)]
-    return ID_PATTERN.join(parts)
+    parts = [r"\s*".join(map(re.escape, re.split(r"\s+", part))) for part in literal.split(CALL_ID)]
+    return CALL_ID_PATTERN.join(parts)
 
 
 def _new_id(*, long: bool) -> str:

@@ -21,8 +21,7 @@ from control_plane.http.disconnection import unless_disconnected
 from control_plane.serving.gateway import TENANT, WEIGHT
 from core.errors import InvalidRequest
 from core.storable_text import check_storable, num_characters, printable
-from engine.data.conversation import own_template_kwargs, read_request
-from engine.data.fields import KWARGS
+from engine.data import TEMPLATE_KWARGS, own_template_kwargs, read_request
 from resources.inference import schemas
 from resources.inference.answers import Call, Echo, complete_answer, events
 from resources.inference.engine.engine_thread import UNNAMED, Engine
@@ -153,7 +152,7 @@ class Server:
             return self._completion_prompts(body)
         asked = {**(body.model_extra or {}), "messages": body.messages, "tools": body.tools}
         if not self.engine.renders_tools and body.tool_choice is not None:  # none may be called, and the prompt cannot name them
-            asked |= {KWARGS: own_template_kwargs(asked), "tools": None}
+            asked |= {TEMPLATE_KWARGS: own_template_kwargs(asked), "tools": None}
         check_storable(asked)
         return [self.engine.encode_chat(read_request(asked))]
 

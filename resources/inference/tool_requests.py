@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.data.fields import KWARGS
-from engine.data.tokens.reasoning_probe import Marks
+from engine.data import TEMPLATE_KWARGS, ThinkMarks
 from resources.inference.call_stream import NAME, CallReading
 from resources.inference.engine.call_grammar import CallRules, Schema, call_grammar
 from resources.inference.engine.engine_thread import Engine
@@ -50,7 +49,7 @@ class CallUse:
 
     tools: ToolUse
     reading: CallReading
-    reasoning: Marks | None
+    reasoning: ThinkMarks | None
     """Of the reasoning that a forced answer may begin with."""
     content: Schema | None
     """Schema of an answer without calls."""
@@ -97,7 +96,7 @@ def call_use(body: ChatRequest, engine: Engine, *, served_name: str, content: Sc
 
 
 def _variables(body: ChatRequest) -> Mapping[str, Any]:
-    given = (body.model_extra or {}).get(KWARGS)
+    given = (body.model_extra or {}).get(TEMPLATE_KWARGS)
     return {name: value for name, value in given.items() if name != "tools"} if isinstance(given, dict) else {}
 
 

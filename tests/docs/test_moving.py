@@ -58,7 +58,7 @@ def test_a_row_from_elsewhere_is_read_and_what_is_ignored_is_named(tmp_path: Pat
 def test_loss_lies_where_the_page_says() -> None:
     read = {}
     for which, row in ROWS.items():
-        found = shapes.detect(row)
+        found = shapes.detect_shape(row)
         assert found is not None
         example, problems = shapes.to_example(row, found[0], row=1)
         assert example is not None, problems

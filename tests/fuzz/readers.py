@@ -61,7 +61,7 @@ def _codes(value: Any, number: int) -> list[str]:
         problems = [value]
     elif not isinstance(value, dict):
         return ["not_an_object"]
-    elif (found := shapes.detect(value)) is None:
+    elif (found := shapes.detect_shape(value)) is None:
         problems = [shapes.unknown_shape(value)]
     else:
         shapes.advice(value)

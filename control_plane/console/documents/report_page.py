@@ -11,8 +11,7 @@ from control_plane.console.documents.charts import SMALL, columns
 from control_plane.console.documents.differences import marked
 from control_plane.console.jinja_environment import document
 from control_plane.console.report_labels import KINDS, LANGUAGES, LENGTHS, PII_ACTIONS, POLICIES, STATISTICS, label
-from engine.data.checks.contamination.contaminated_rows import contamination, contamination_line
-from engine.data.report.validation_report import problems_of
+from engine.data import contamination, contamination_line, problems_of
 
 SHOWN_APART = ("characters", "contamination", "tokens", "histogram", "personal_data", "quality.languages", "quality.top_answers")
 """Statistics with their own section."""

@@ -19,9 +19,7 @@ from control_plane.http.authentication import Approver
 from control_plane.jobs import service as jobs
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.models import service as models
-from engine.data.preview import pieces
-from engine.data.readers.column_map import parse_column_map
-from engine.data.readers.encodings import LABELS
+from engine.data import ENCODING_LABELS, parse_column_map, preview_pieces
 
 DATASETS = "/console/datasets"
 RECENT_FILES = 10
@@ -70,7 +68,7 @@ def upload(
     return page.show(
         "dataset_upload.html",
         bases=offered,
-        encodings=LABELS.items(),
+        encodings=ENCODING_LABELS.items(),
         validating=validating,
         column_map=parse_column_map(column_map) if column_map else {},
         rows_at=rows_at,
@@ -93,7 +91,7 @@ def dataset_page(page: PageDep, dataset_id: str, model: Annotated[str | None, Qu
     return page.show(
         "dataset.html",
         dataset=responses.dataset(found),
-        examples=[(one, pieces(one)) for one in shown],
+        examples=[(one, preview_pieces(one)) for one in shown],
         model=model,
         bases=bases,
         versions=datasets.versions(page.platform, page.tenant, found.name),

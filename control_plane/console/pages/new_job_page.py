@@ -20,7 +20,7 @@ from control_plane.jobs.estimates.model_limits import hourly_micros, model_limit
 from control_plane.jobs.submission import adapter_of
 from control_plane.models import service as models
 from core.errors import NotFound
-from engine.data.mixture import MAX_FILES, MixedFile
+from engine.data import MAX_FILES, MixedFile
 from engine.evals import EvalConfig, combined_changes
 
 FILES_OFFERED = 100

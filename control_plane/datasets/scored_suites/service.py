@@ -30,11 +30,7 @@ from core import layout
 from core.durable_files import sha256_of
 from core.errors import InvalidRequest, NotFound, QuotaExceeded
 from core.typed_json import from_json
-from engine.data import shapes
-from engine.data.checks.turn_order import order_problems
-from engine.data.problems import Problem
-from engine.data.readers.row_stream import open_rows
-from engine.data.schema import Example
+from engine.data import Example, Problem, detect_shape, open_rows, order_problems, to_example
 from engine.evals import (
     MAX_SUITE_NAME,
     METRICS,
@@ -334,10 +330,10 @@ def _example(value: Any, number: int) -> tuple[Example | None, Sequence[Problem]
         value = (
             {**value, "messages": [*turns, {"role": "assistant", "content": UNANSWERED}]} if turns else {**value, "completion": UNANSWERED}
         )
-    shape = shapes.detect(value)
+    shape = detect_shape(value)
     if shape is None or shape[0] not in ("chat", "prompt_completion"):
         return None, [Problem("unknown_shape", "the row holds no prompt", fix='write {"prompt", "completion"} or {"messages": [...]}')]
-    example, problems = shapes.to_example(value, shape[0], row=number)
+    example, problems = to_example(value, shape[0], row=number)
     return example, problems or (list(order_problems(example)) if example else [])
 
 

@@ -31,8 +31,7 @@ from control_plane.tenants.service import get as get_tenant
 from control_plane.tenants.service import refuse_while_deleted
 from core.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from core.layout import file_key, shown_filename
-from engine.data.blocks.pass_progress import Progress
-from engine.data.policies import Policies
+from engine.data import PassProgress, Policies
 
 PURPOSES = ("fine-tune",)
 ABANDONED_AFTER = timedelta(minutes=2)
@@ -181,7 +180,7 @@ def insert_row(
     return records.one(conn, sa.insert(files).values(**values).returning(files), File)
 
 
-def validate(platform: Platform, file_id: str, *, progress: Callable[[Progress], None] | None = None) -> File:
+def validate(platform: Platform, file_id: str, *, progress: Callable[[PassProgress], None] | None = None) -> File:
     """Validate a file in a child process and register its dataset version; a second call changes nothing.
 
     If the bytes, the database or disk space are unavailable, the file stays ``uploaded`` and the error is raised; a file that breaks the
@@ -219,7 +218,7 @@ def refuse_without_token(platform: Platform, file_id: str) -> File:
 
 
 def wait_until_validated(
-    platform: Platform, file_id: str, *, within_s: float = math.inf, progress: Callable[[Progress], None] | None = None
+    platform: Platform, file_id: str, *, within_s: float = math.inf, progress: Callable[[PassProgress], None] | None = None
 ) -> File:
     """Return the file once the worker has validated it, or in its present state after `within_s`."""
     until = time.monotonic() + within_s

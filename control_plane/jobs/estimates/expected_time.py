@@ -29,11 +29,7 @@ from control_plane.platform.records import many, one_or_none
 from control_plane.queue.tables import reservations
 from core.base_models import BaseModel
 from core.workload import Kind as Workload
-from engine.data import mixture
-from engine.data.mixture import MixedFile
-from engine.data.packs.best_fit import window_for
-from engine.data.policies import Policies
-from engine.data.split import automatic_fraction
+from engine.data import MixedFile, Policies, automatic_fraction, check_repeats, mixture_repeats, window_for
 from engine.scheduler import Pool, job_class, pools_taking
 from engine.training import (
     SETUP_S,
@@ -143,9 +139,9 @@ def mixed(files: Sequence[MixedFile], sizes: Sequence[Size]) -> Size:
     """Return what an epoch reads of all `sizes`: of the one there is, or of each of a mixture's `files` so much as it is to read."""
     if not files:
         return sizes[0]
-    counted, times = all(size.counted for size in sizes), mixture.repeats(files, [size.tokens for size in sizes])
+    counted, times = all(size.counted for size in sizes), mixture_repeats(files, [size.tokens for size in sizes])
     if counted:
-        mixture.check_repeats(files, times)
+        check_repeats(files, times)
     return Size(
         num_examples=sum(max(1, round(size.num_examples * n)) for size, n in zip(sizes, times, strict=True)),
         tokens=sum(round(size.tokens * n) for size, n in zip(sizes, times, strict=True)),

@@ -36,12 +36,19 @@ from core.base_models import BaseModel
 from core.errors import Conflict, InvalidDataset
 from engine import scheduler
 from engine.adapters import DORA_DETAIL, FULL_MODEL, LORA_ADAPTER, OWN_SERVER
-from engine.data import mixture
-from engine.data.policies import Policies
-from engine.data.schema import Example, parse_canonical
-from engine.data.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
-from engine.data.tokens.encoders import UNCUT
-from engine.data.tokens.token_shards import Tally, encode_or_drop
+from engine.data import (
+    UNCUT,
+    ChatTokenizer,
+    EncodingTally,
+    Example,
+    Policies,
+    TokenizedExample,
+    check_repeats,
+    encode_or_drop,
+    mixture_params,
+    mixture_repeats,
+    parse_canonical,
+)
 from engine.scheduler import Pool, Pricing, job_class
 from engine.training import Method, Plan, TrainingSpec, describe_schedule, method_named, packs_windows
 
@@ -80,7 +87,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     placed = job_plan.placed(platform, request, model, tier=tier)
     method, max_seq_len = method_named(request.method), placed.plan.max_seq_len
     inputs = method.every_token or placed.plan.requested.get("train_on_inputs") is True
-    named = zip(request.trained_on, mixture.params(request.training_files), strict=True)
+    named = zip(request.trained_on, mixture_params(request.training_files), strict=True)
     files = [_training_file(platform, tenant, request, file_id, model, param=param) for file_id, param in named]
     check_distinct(request.trained_on, [file.dataset_id for file in files])
     nums = [file.num_training(file.row_count, request) for file in files]
@@ -173,8 +180,8 @@ def _mixed(
     wanted = request.training_files
     if not wanted:
         return tokens[0], num_examples[0], None
-    times = mixture.repeats(wanted, [one.per_epoch for one in tokens])
-    mixture.check_repeats(wanted, times)
+    times = mixture_repeats(wanted, [one.per_epoch for one in tokens])
+    check_repeats(wanted, times)
     read = [
         schemas.EstimatedFile(file=file.id, dataset_id=file.dataset_id, repeats=round(n, 4), tokens=round(one.per_epoch * n))
         for file, one, n in zip(files, tokens, times, strict=True)
@@ -279,7 +286,7 @@ def _packed_lengths(
     def encode(batch: Sequence[Example]) -> list[tuple[TokenizedExample, ...]]:
         return _sides(batch, tokenizer, method, limit, escape, inputs=inputs)
 
-    encoded = zip(taken, encode(taken), strict=True) if policies.bad_rows == "fail" else encode_or_drop(encode, taken, Tally())
+    encoded = zip(taken, encode(taken), strict=True) if policies.bad_rows == "fail" else encode_or_drop(encode, taken, EncodingTally())
     for example, sides in encoded:
         place = places[example.row]
         cut = any(side.truncated for side in sides)

@@ -16,7 +16,7 @@ from engine.data.problems import Problem
 
 MAX_CAUSES = 200
 """Causes distinguished in one file; further ones are counted by code alone."""
-EXAMPLES = 3
+CAUSE_EXAMPLES = 3
 MAX_FIELDS, MAX_CHARS = 6, 60
 """Limits of a row that is shown as an example: fields, and characters of each."""
 VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\\u[0-9a-f]{4}|\d[\d.,]*")
@@ -71,7 +71,7 @@ class Cause:
         """Adds a later part of the file, none of whose rows is counted here."""
         self.count += other.count
         self.last_row = other.last_row
-        self.examples += other.examples[: EXAMPLES - len(self.examples)]
+        self.examples += other.examples[: CAUSE_EXAMPLES - len(self.examples)]
 
 
 class Causes:
@@ -86,7 +86,7 @@ class Causes:
         if row is not None and row == cause.last_row:
             return
         cause.count, cause.last_row = cause.count + 1, row
-        if row is not None and len(cause.examples) < EXAMPLES:
+        if row is not None and len(cause.examples) < CAUSE_EXAMPLES:
             shown = excerpt(excerpted)
             cause.examples.append(CauseExample(row=row, byte_offset=byte_offset, path=problem.path, message=problem.message, excerpt=shown))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class PassProgress:
     """One progress report of a pass over a file; a later one of the same stage is never smaller."""
 
     stage: str

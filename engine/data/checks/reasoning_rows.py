@@ -10,7 +10,7 @@ from engine.data.blocks.block_result import BlockResult, ReadRow
 from engine.data.blocks.decision import Decision
 from engine.data.checks.check import Check
 from engine.data.tokens.assistant_turns import reasoning_of
-from engine.data.tokens.reasoning_probe import Openings, Reasoning
+from engine.data.tokens.reasoning_probe import Reasoning, TemplateOpenings
 
 
 class ReasoningInRows(Check):
@@ -23,7 +23,7 @@ class ReasoningInRows(Check):
         result.totals["rows_with_reasoning_left_out"] += sum(row.reasoning_left_out > 0 for row in rows)
         result.totals["reasoning_left_out"] += sum(row.reasoning_left_out for row in rows)
         if (template := self._template) is not None:
-            result.tallies[self.name] = openings = Openings()
+            result.tallies[self.name] = openings = TemplateOpenings()
             for row in rows:
                 openings.add(template.opening(row.example))
         return rows
@@ -56,9 +56,9 @@ class ReasoningInRows(Check):
         """The base model's, if it has a chat template."""
         return None if self.setup.tokenizer is None else self.setup.tokenizer.reasoning
 
-    def _openings(self, total: BlockResult) -> Openings:
-        found = total.tallies.get(self.name, Openings())
-        assert isinstance(found, Openings)
+    def _openings(self, total: BlockResult) -> TemplateOpenings:
+        found = total.tallies.get(self.name, TemplateOpenings())
+        assert isinstance(found, TemplateOpenings)
         return found
 
 

@@ -37,7 +37,7 @@ from engine.data.schema import Example
 from engine.data.split import Part
 from engine.data.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
 from engine.data.tokens.loss_mask import IGNORE
-from engine.data.tokens.token_shards import Tally, TokenShard, clean_batches, encode_or_drop, new_shard
+from engine.data.tokens.token_shards import EncodingTally, TokenShard, clean_batches, encode_or_drop, new_shard
 
 IDS = pa.list_(pa.int32())
 FILE = "rows.arrow"
@@ -94,7 +94,7 @@ def write_answers(
     escape_control_tokens: bool,
 ) -> TokenShard:
     """Tokenizes rows of answers into `directory`, which appears when all its files are on disk."""
-    answers, tally = KINDS[kind], Tally()
+    answers, tally = KINDS[kind], EncodingTally()
     if (other := next((e for e in examples if e.kind != answers.rows), None)) is not None:
         raise InvalidRequest(f"row {other.row} is a {other.kind} row; this method trains on {answers.needs}", code="preference_rows")
     encode = partial(answers.encode, tokenizer, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)

@@ -20,16 +20,15 @@ from pathlib import Path
 
 from core.errors import IntegrityError, InvalidDataset, InvalidRequest
 from engine.data.packs.answer_packs import write_answer_files
-from engine.data.packs.manifest import MANIFEST, PackManifest, verify
+from engine.data.packs.manifest import MANIFEST, PackManifest, verify_pack
 from engine.data.packs.pack_settings import PACK_FORMAT, PackKind, PackSettings, pack_fingerprint
 from engine.data.packs.safety_mix import safety_counts
 from engine.data.packs.source import Source
 from engine.data.packs.token_shard_build import PackProgress, ProgressCallback, Tokenized, tokenize
 from engine.data.packs.windows import PartManifest, choose_window, longest_example, write_windows
-from engine.data.packs.workers import suitable_workers
 from engine.data.split import Part
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
-from engine.data.tokens.token_shards import Tally
+from engine.data.tokens.token_shards import EncodingTally
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ def _check_answers(settings: PackSettings) -> None:
         )
 
 
-def _check_labels(part: PartManifest, tally: Tally) -> None:
+def _check_labels(part: PartManifest, tally: EncodingTally) -> None:
     """Refuses answers that are all good or all bad: training would have nothing to distinguish."""
     if part.num_desirable is None or (part.num_desirable and part.num_undesirable):
         return
@@ -134,7 +133,7 @@ def _finished(out_dir: Path, fingerprint: str) -> PackManifest | None:
     if not (out_dir / MANIFEST).is_file():
         return None
     try:
-        manifest = verify(out_dir)
+        manifest = verify_pack(out_dir)
         if manifest.fingerprint == fingerprint:
             return manifest
     except IntegrityError as damage:
@@ -174,7 +173,7 @@ def _longest(tokenized: Tokenized, settings: PackSettings, window: int | None) -
     return max(window, *map(longest_example, tokenized.shards.values()))
 
 
-def _enforce(tally: Tally, settings: PackSettings, part: Part) -> None:
+def _enforce(tally: EncodingTally, settings: PackSettings, part: Part) -> None:
     """Refuses rows that the training file's policies do not allow, naming the first ones."""
     unfit = settings.bad_rows == "fail"
     misfit = (unfit, "do not fit the base model", "correct them, choose another base model, or upload with the policy bad_rows=drop")
@@ -201,7 +200,7 @@ def _enforce(tally: Tally, settings: PackSettings, part: Part) -> None:
             raise InvalidDataset(f"{count} examples{where} {what} (rows {rows}){reason}; {fix}", code=code)
 
 
-def _nothing_left(tally: Tally, settings: PackSettings) -> InvalidDataset:
+def _nothing_left(tally: EncodingTally, settings: PackSettings) -> InvalidDataset:
     """Returns the refusal of a pack without training rows, with its most frequent cause."""
     if (cut := tally.dropped.get("answer_cut_off", 0)) and cut == max(tally.dropped.values()):
         rows = ", ".join(map(str, tally.dropped_rows["answer_cut_off"]))
@@ -211,18 +210,5 @@ def _nothing_left(tally: Tally, settings: PackSettings) -> InvalidDataset:
     return InvalidDataset(message, code="too_few_examples")
 
 
-def _spell(tally: Tally) -> str:
+def _spell(tally: EncodingTally) -> str:
     return ", ".join(f"{count} x {code}" for code, count in tally.dropped.items()) or "every example is in the validation part"
-
-
-__all__ = [
-    "PackManifest",
-    "PackProgress",
-    "PackSettings",
-    "build_judged_pack",
-    "build_pack",
-    "build_preference_pack",
-    "pack_fingerprint",
-    "suitable_workers",
-    "verify",
-]

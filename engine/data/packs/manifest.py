@@ -91,7 +91,7 @@ class PackManifest:
         return [*self.shards, *(self.validation["shards"] if self.validation else ()), *([self.rows] if self.rows else [])]
 
 
-def verify(directory: Path) -> PackManifest:
+def verify_pack(directory: Path) -> PackManifest:
     """Verifies every file's digest and returns the manifest."""
     manifest = PackManifest.read(directory)
     for entry in manifest.files():

@@ -15,7 +15,7 @@ from engine.data.packs.answer_packs import num_trained, prefixes, token_counts
 from engine.data.packs.manifest import PackManifest
 
 
-def differences(directory: Path) -> list[str]:
+def recounted_differences(directory: Path) -> list[str]:
     """Returns what the files of a pack contain other than its manifest states; empty if every count and length is exact.
 
     The lengths of the examples in a packed window must add up to its tokens, no row may exceed the limit, and each token has one label.

@@ -14,7 +14,7 @@ from engine.data.packs.source import Source, SourceRow, batches, shard_size
 from engine.data.packs.workers import run_here, run_in_workers
 from engine.data.split import Part
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
-from engine.data.tokens.token_shards import Tally, TokenShard, open_shard, write_shard
+from engine.data.tokens.token_shards import EncodingTally, TokenShard, open_shard, write_shard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +37,9 @@ class Tokenized:
     num_train: int
     """Examples for training before any were omitted or mixed in."""
 
-    def tally(self, part: Part | None = None) -> Tally:
+    def tally(self, part: Part | None = None) -> EncodingTally:
         """Returns the outcome of the examples of `part`; None: of both."""
-        total = Tally()
+        total = EncodingTally()
         for name, shards in self.shards.items():
             for shard in shards if part in (None, name) else ():
                 total.add(shard.tally)

@@ -152,7 +152,7 @@ class BlockReader:
         if not isinstance(value, dict):
             fix = 'write {"messages": [...]} or the like'
             return None, [Problem("not_an_object", "the row is not a JSON object", fix=fix)]
-        found = shapes.detect(value)
+        found = shapes.detect_shape(value)
         if found is None:
             return None, [shapes.unknown_shape(value)]
         if self._format is None:

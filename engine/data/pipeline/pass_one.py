@@ -93,7 +93,7 @@ def _scout(head: Block, options: BlockOptions) -> _Scouted | None:
     found: tuple[Format, str] | None = None
     extra: dict[str, None] = {}
     for value in itertools.islice(_values(head, options), SCOUTED_ROWS):
-        detected = shapes.detect(value)
+        detected = shapes.detect_shape(value)
         found = found or detected
         if found is not None and detected is not None:
             extra |= dict.fromkeys(k for k in shapes.unknown_fields(value, found[0]) if k in value)

@@ -27,7 +27,7 @@ CHUNK_BYTES = 1 << 18
 ZSTD_INPUT_BYTES = 2048
 """Compressed bytes decoded at once: 4 bytes of zstd can expand to 128 KiB, so this limits one step to 64 MiB."""
 SNIFF_BYTES = 1 << 16
-MAX_BYTES = 10 * 1024**3
+MAX_DECODED_BYTES = 10 * 1024**3
 """Most decompressed bytes of a dataset: 10 GB, the largest supported size."""
 
 GZIP, ZSTD, PARQUET, UTF8_BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1", b"\xef\xbb\xbf"
@@ -45,7 +45,7 @@ KINDS = {
     b"\x7fELF": "a program", b"MZ\x90": "a program", b"RIFF": "audio or video", b"OggS": "audio", b"ARROW1": "an Arrow file",
     b"SQLite format 3": "a SQLite database", b"\x93NUMPY": "a NumPy array", b"\x80\x02": "a pickle", b"\x80\x04": "a pickle",
 }  # fmt: skip
-MAX_RATIO, RATIO_FLOOR_BYTES = 128, 64 << 20
+MAX_COMPRESSION_RATIO, RATIO_FLOOR_BYTES = 128, 64 << 20
 """Most decompressed per stored bytes, once past the floor, so that a small file is read within a minute: with a tokenizer, chat rows
 take a second per 1 to 2 MB. Measured (3,000 rows of JSONL with gzip -9 and zstd -3 to -19, of Parquet with snappy and zstd -3 to -19):
 Banking77, GSM8K and the demo's tickets 2 to 15; Banking77 with one system prompt of 1, 2 and 4 KB in each row 40 to 76, 61 to 138 and 80
@@ -127,7 +127,7 @@ def refuse(code: str, message: str, *, options: str = "") -> InvalidDataset:
     return error
 
 
-def sniff(path: Path, *, filename: str, max_bytes: int = MAX_BYTES, encoding: str = UTF8) -> Sniffed:
+def sniff(path: Path, *, filename: str, max_bytes: int = MAX_DECODED_BYTES, encoding: str = UTF8) -> Sniffed:
     """Detects the format of `path` from its first bytes; the name decides only if the content is ambiguous."""
     with path.open("rb") as stream:
         magic = stream.read(16)
@@ -188,7 +188,7 @@ def _is_utf8(head: bytes) -> bool:
         return False
 
 
-def chunks(path: Path, *, max_bytes: int = MAX_BYTES, meter: Meter | None = None, encoding: str = UTF8) -> Iterator[bytes]:
+def chunks(path: Path, *, max_bytes: int = MAX_DECODED_BYTES, meter: Meter | None = None, encoding: str = UTF8) -> Iterator[bytes]:
     """Yields the bytes of `path`, decompressed, with text of another `encoding` converted to UTF-8.
 
     Refuses a damaged container, a bomb, and anything longer than `max_bytes`.
@@ -222,8 +222,8 @@ def _refuse_bomb(total: int, stored: int, max_bytes: int) -> None:
     if total > max_bytes:
         grown = f" ({ratio} times its {stored} bytes)" if ratio > 1 else ""
         raise refuse("file_too_large", f"the file is longer than {max_bytes} bytes decompressed{grown}; split it into several files")
-    if total > RATIO_FLOOR_BYTES and ratio > MAX_RATIO:
-        message = f"the file's {stored} bytes unpack to over {MAX_RATIO} times as much, as those of a decompression bomb do"
+    if total > RATIO_FLOOR_BYTES and ratio > MAX_COMPRESSION_RATIO:
+        message = f"the file's {stored} bytes unpack to over {MAX_COMPRESSION_RATIO} times as much, as those of a decompression bomb do"
         raise refuse("file_too_large", f"{message}; remove repeated rows, or upload it as JSONL without compression")
 
 

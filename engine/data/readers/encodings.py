@@ -13,7 +13,7 @@ from engine.data.problems import Problem
 Encoding = Literal["utf-8", "windows-1252", "iso-8859-15", "windows-1250", "windows-1251", "mac-roman", "utf-16"]
 ENCODINGS: tuple[str, ...] = get_args(Encoding)
 UTF8 = "utf-8"
-LABELS: Mapping[str, str] = {
+ENCODING_LABELS: Mapping[str, str] = {
     "utf-8": "UTF-8", "windows-1252": "Windows-1252", "iso-8859-15": "ISO 8859-15", "windows-1250": "Windows-1250",
     "windows-1251": "Windows-1251", "mac-roman": "Mac OS Roman", "utf-16": "UTF-16",
 }  # fmt: skip
@@ -61,7 +61,7 @@ def _decoded(decoder: codecs.IncrementalDecoder, data: bytes, position: int, enc
         at = position + (error.start if isinstance(error, UnicodeDecodeError) else 0)
         others = ", ".join(e for e in ENCODINGS if e != encoding)
         raise InvalidDataset(
-            f"the bytes at {at} are not {LABELS[encoding]}; name another encoding ({others}), or save the file as UTF-8",
+            f"the bytes at {at} are not {ENCODING_LABELS[encoding]}; name another encoding ({others}), or save the file as UTF-8",
             code="wrong_encoding",
         ) from error
 
@@ -99,9 +99,9 @@ def not_utf8(raw: bytes, *, path: str = "", place: str = "") -> Problem:
     options = f"--encoding {likely}"
     return Problem(
         "invalid_utf8",
-        f"{message}; as {LABELS[likely]} it reads {read!r}",
+        f"{message}; as {ENCODING_LABELS[likely]} it reads {read!r}",
         path=path,
-        fix=f"read the file as {LABELS[likely]}, or save it as UTF-8",
+        fix=f"read the file as {ENCODING_LABELS[likely]}, or save it as UTF-8",
         options=options,
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from core.typed_json import JsonObject
 from engine.data.readers.blocks import BLOCK_BYTES, LineBlock, line_blocks
 from engine.data.readers.column_map import FIELDS, apply_map, check_columns, parse_column_map
-from engine.data.readers.containers import MAX_BYTES, Meter, RowLimit, Sniffed, chunks, refuse, sniff
+from engine.data.readers.containers import MAX_DECODED_BYTES, Meter, RowLimit, Sniffed, chunks, refuse, sniff
 from engine.data.readers.csv_rows import csv_rows
 from engine.data.readers.encodings import UTF8
 from engine.data.readers.free_form import decode_texts
@@ -49,7 +49,7 @@ def open_rows(
     column_map: Mapping[str, str] | None = None,
     encoding: str = UTF8,
     rows_at: str | None = None,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int = MAX_DECODED_BYTES,
     block_bytes: int = BLOCK_BYTES,
 ) -> Opened:
     """Opens the rows of `path`, whose text is in `encoding`; of one JSON object, those under its key `rows_at`.

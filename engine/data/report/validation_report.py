@@ -49,7 +49,7 @@ MAX_SYSTEM_CHARS = 8192
 """Of a system message that a report keeps whole: some 2,000 tokens, a small part of a report with its errors."""
 
 
-def counted_by(model: BaseModel) -> Mapping[str, Any]:
+def counting_tokenizer(model: BaseModel) -> Mapping[str, Any]:
     """The tokenizer of a report's token counts: an estimate for another one must not use them."""
     return {
         "id": model.id,
@@ -193,7 +193,7 @@ def _table_row(problem: Mapping[str, Any]) -> str:
     return f"| {rows} | {problem['message'].replace('|', ' ')} | `{problem['code']}` |"
 
 
-def in_order(report: Mapping[str, Any]) -> Mapping[str, Any]:
+def report_in_order(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns `report` with its keys in the documented order, the verdict first: a database keeps no order."""
     names = [f.name for f in fields(DatasetReport)]
     return {name: report[name] for name in sorted(report, key=lambda name: names.index(name) if name in names else len(names))}

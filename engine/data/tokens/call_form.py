@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from core.errors import InvalidRequest
 from core.typed_json import JsonObject
-from engine.data.tokens.reasoning_probe import THINK_MARKS, Marks
+from engine.data.tokens.reasoning_probe import THINK_MARKS, ThinkMarks
 
 if TYPE_CHECKING:
     from engine.data.tokens.chat_tokenizer import ChatTokenizer
@@ -33,14 +33,14 @@ LONG_ID = "call_" + "a1" * 12
 """Of the form of OpenAI's."""
 QUESTION = {"role": "user", "content": "Where is order A-17?"}
 SAID = "Let me look."
-ID = "\0"
+CALL_ID = "\0"
 """Stands for the id of a call in the text of a :class:`CallText`."""
-ID_PATTERN = "[A-Za-z0-9]{9}"
+CALL_ID_PATTERN = "[A-Za-z0-9]{9}"
 _NAME = r"[A-Za-z0-9_.\-]+"
 _JSON_START = re.compile(r'[\[{]\W*"\w+"')
 _DECODER = json.JSONDecoder()
 
-Call = Mapping[str, Any]
+RenderedCall = Mapping[str, Any]
 """``{"name": text, "arguments": object}``."""
 
 
@@ -111,13 +111,13 @@ class CallForm:
             long_ids=_rendered(tokenizer, PROBES[:1], ids=(LONG_ID,)) is not None,
         )
 
-    def read(self, text: str) -> tuple[Call, ...]:
+    def read(self, text: str) -> tuple[RenderedCall, ...]:
         """Returns the calls in `text`, in their order; none if it has none, or one of them cannot be read."""
         for token in self.special:
             text = text.replace(token, "")
         return tuple(_json_calls(text) if self.before is None else self._named_calls(text))
 
-    def _named_calls(self, text: str) -> Iterator[Call]:
+    def _named_calls(self, text: str) -> Iterator[RenderedCall]:
         pattern = re.compile(rf"{re.escape(self.before or '')}\s*({_NAME})\s*{re.escape(self.between)}\s*(?=\{{)")
         found = pattern.search(text) if self.before else pattern.match(text.lstrip())
         text = text if self.before else text.lstrip()
@@ -170,18 +170,18 @@ def _call_text(tokenizer: ChatTokenizer, said: _Said) -> CallText | None:
     middle = two[3] if two is not None and (*two[:3], *two[4:]) == (lead, opening, between, between, closing) else None
     token = next((t for t in said.special if opening.startswith(t)), None)
     start = _JSON_START.match(opening) or re.match(r"\S[^\s{]*", opening)
-    if start is None or ID in opening or not (token or _begins_alike(tokenizer, opening, marks=marks)):
+    if start is None or CALL_ID in opening or not (token or _begins_alike(tokenizer, opening, marks=marks)):
         return None
     return CallText(lead=lead, mark=token or start[0], opening=opening, between=between, middle=middle, closing=closing)
 
 
-def _begins_alike(tokenizer: ChatTokenizer, opening: str, *, marks: Marks) -> bool:
+def _begins_alike(tokenizer: ChatTokenizer, opening: str, *, marks: ThinkMarks) -> bool:
     """Whether a call after text begins as one without, if the template writes text in front of calls at all."""
     raw = _rendered(tokenizer, PROBES[:1], content=SAID)
     return _JSON_START.match(opening) is not None or raw is None or SAID not in raw or opening in marks.split(raw)[1]
 
 
-def _pieces(tokenizer: ChatTokenizer, calls: Sequence[JsonObject], *, marks: Marks, ends: Iterable[str]) -> tuple[str, ...] | None:
+def _pieces(tokenizer: ChatTokenizer, calls: Sequence[JsonObject], *, marks: ThinkMarks, ends: Iterable[str]) -> tuple[str, ...] | None:
     """Returns white space, and the texts in front of, between and after names and arguments; None if they are not found in this order."""
     rest = _rendered(tokenizer, calls)
     if rest is None:
@@ -190,7 +190,7 @@ def _pieces(tokenizer: ChatTokenizer, calls: Sequence[JsonObject], *, marks: Mar
         rest = half.split(rest)[1]
     lead, rest = rest[: len(rest) - len(rest.lstrip())], rest.lstrip()
     for id_ in IDS:
-        rest = rest.replace(id_, ID)
+        rest = rest.replace(id_, CALL_ID)
     found = [lead]
     for call in calls:
         before, name, rest = rest.partition(call["name"])
@@ -204,7 +204,7 @@ def _pieces(tokenizer: ChatTokenizer, calls: Sequence[JsonObject], *, marks: Mar
     return (*found, closing.rstrip())
 
 
-def _json_calls(text: str) -> Iterator[Call]:
+def _json_calls(text: str) -> Iterator[RenderedCall]:
     at = 0
     while (at := text.find("{", at)) >= 0:
         found, end = _object(text, at)
@@ -214,7 +214,7 @@ def _json_calls(text: str) -> Iterator[Call]:
         at = end if call is not None else at + 1
 
 
-def _call(found: JsonObject) -> Call | None:
+def _call(found: JsonObject) -> RenderedCall | None:
     given = next((found[key] for key in ARGUMENTS if key in found), None)
     if isinstance(given, str):
         given = _value(given)

@@ -46,7 +46,7 @@ SIDES: Mapping[Side, str] = {"with_reasoning": "with reasoning", "without_reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Switch:
+class ThinkingSwitch:
     """A variable of the template with which answers of one side get a generation prompt of their own."""
 
     name: str
@@ -69,11 +69,11 @@ class TemplateReasoning:
     """Whether it renders ``<think>...</think>`` inside the content of an answer."""
     loss: Loss
     """``last_turn`` if it writes earlier answers, with reasoning or without, differently from when they were the last."""
-    switch: Switch | None
+    switch: ThinkingSwitch | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Marks:
+class ThinkMarks:
     """What stands around reasoning in a generated text, without special tokens, which decoding leaves out."""
 
     before: str = THINK
@@ -106,7 +106,7 @@ class Marks:
         return begins and not self.split(text)[0] and self.after not in text and END_OF_THINKING not in text
 
 
-THINK_MARKS = Marks()
+THINK_MARKS = ThinkMarks()
 
 
 def _thinking(text: str) -> tuple[str, str]:
@@ -136,7 +136,7 @@ class Opening:
 
 
 @dataclass(kw_only=True, slots=True)
-class Openings:
+class TemplateOpenings:
     """How the trained answers of many examples begin; parts merge in any order."""
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class Openings:
         """Returns the counts of each generation prompt, as in a report."""
         return [{"template_kwargs": json.loads(kwargs), **counts} for kwargs, counts in sorted(self.counts.items())]
 
-    def warnings(self, switch: Switch | None) -> Iterator[tuple[str, str]]:
+    def warnings(self, switch: ThinkingSwitch | None) -> Iterator[tuple[str, str]]:
         """Yields (code, message) if the answers begin in ways that inference cannot distinguish, or never sees; each code once."""
         fix = switch.advice() if switch else "give all rows reasoning, or none"
         known = {kwargs: counts for kwargs, counts in sorted(self.counts.items()) if kwargs != OTHERS}
@@ -201,7 +201,7 @@ def _under(groups: Iterable[str]) -> str:
     return "" if names == ["no variables"] else f" under {', '.join(names[:MAX_NAMED])}{more}"
 
 
-def _continues(text: str, prompt: str, marks: Marks) -> bool:
+def _continues(text: str, prompt: str, marks: ThinkMarks) -> bool:
     """Returns whether `text` continues `prompt`, apart from differences that have nothing to do with reasoning; an empty one is refused."""
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, prompt, strict=False)))
     rest = prompt[shared:]
@@ -222,11 +222,11 @@ class Reasoning:
         return TemplateReasoning(field=self._field, in_content=self._renders(IN_CONTENT), loss=self._loss, switch=self._switch)
 
     @cached_property
-    def marks(self) -> Marks:
+    def marks(self) -> ThinkMarks:
         """What stands around reasoning in a generated text; the usual ``<think>`` if the template renders none."""
         return self.marks_under(NO_KWARGS)
 
-    def marks_under(self, kwargs: Mapping[str, TemplateValue]) -> Marks:
+    def marks_under(self, kwargs: Mapping[str, TemplateValue]) -> ThinkMarks:
         """Does :attr:`marks` for answers to prompts with variables of the template."""
         prompt = self._prompt(kwargs)
         if not prompt:
@@ -236,8 +236,8 @@ class Reasoning:
         thinking = "" if self._thinking_answer is None else self._after(prompt, self._thinking_answer, kwargs)
         before, found, rest = thinking.partition(THOUGHT)
         if not found:
-            return Marks(plain=plain)
-        return Marks(before=self.bare(before), after=self.bare(rest.partition(ANSWER)[0]), plain=plain)
+            return ThinkMarks(plain=plain)
+        return ThinkMarks(before=self.bare(before), after=self.bare(rest.partition(ANSWER)[0]), plain=plain)
 
     def opening(self, example: Example) -> Opening | None:
         """Returns how the example's answer begins; None if no loss falls on it or it is labeled bad."""
@@ -282,12 +282,12 @@ class Reasoning:
         return "last_turn" if any(one is None or any(one.rewritten) for one in rendered) else "all_turns"
 
     @cached_property
-    def _switch(self) -> Switch | None:
+    def _switch(self) -> ThinkingSwitch | None:
         """Returns the first of the known variables under which answers of its side continue a generation prompt of their own."""
         for name, value, side in SWITCHES:
             kwargs, prompted = self._known({name: value})
             if kwargs != "{}" and prompted[side]:
-                return Switch(name=name, value=value, side=side)
+                return ThinkingSwitch(name=name, value=value, side=side)
         return None
 
     def _renders(self, message: Message) -> bool:

@@ -26,7 +26,7 @@ from engine.data.schema import Example
 from engine.data.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
 from engine.data.tokens.encoders import UNCUT
 from engine.data.tokens.loss_mask import IGNORE, TrainOnInputs
-from engine.data.tokens.reasoning_probe import Openings, Reasoning
+from engine.data.tokens.reasoning_probe import Reasoning, TemplateOpenings
 
 T = TypeVar("T")
 ENCODE_BATCH = 256
@@ -36,7 +36,7 @@ MAX_NAMED_ROWS = 20
 
 
 @dataclass(kw_only=True, slots=True)
-class Tally:
+class EncodingTally:
     """Outcome of the examples of a shard."""
 
     num_examples: int = 0
@@ -77,10 +77,10 @@ class Tally:
 
     def open(self, example: Example, template: Reasoning | None) -> None:
         """Counts how the answer of a kept example begins."""
-        Openings(counts=self.openings).add(None if template is None else template.opening(example))
+        TemplateOpenings(counts=self.openings).add(None if template is None else template.opening(example))
 
-    def add(self, other: Tally) -> None:
-        Openings(counts=self.openings).merge(Openings(counts=other.openings))
+    def add(self, other: EncodingTally) -> None:
+        TemplateOpenings(counts=self.openings).merge(TemplateOpenings(counts=other.openings))
         self.num_examples += other.num_examples
         self.truncated += other.truncated
         self.split += other.split
@@ -94,7 +94,7 @@ class Tally:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenShard:
     directory: Path
-    tally: Tally
+    tally: EncodingTally
 
     def array(self, name: str) -> NDArray[Any]:
         """``ids``, ``loss``, ``lengths`` or ``rows``, mapped from disk."""
@@ -105,7 +105,7 @@ class TokenShard:
 def open_shard(directory: Path) -> TokenShard | None:
     """Returns the finished shard in `directory`, None if there is none."""
     meta = directory / "shard.json"
-    return TokenShard(directory=directory, tally=Tally(**json.loads(meta.read_text()))) if meta.is_file() else None
+    return TokenShard(directory=directory, tally=EncodingTally(**json.loads(meta.read_text()))) if meta.is_file() else None
 
 
 def write_shard(
@@ -123,7 +123,7 @@ def write_shard(
 
     With `split`, an example over `max_seq_len` becomes several, which together have all of its tokens.
     """
-    tally = Tally()
+    tally = EncodingTally()
     ids: list[NDArray[np.int32]] = []
     loss: list[NDArray[np.bool_]] = []
     rows: list[int] = []
@@ -159,7 +159,7 @@ def write_shard(
 
 
 @contextmanager
-def new_shard(directory: Path, tally: Tally) -> Iterator[Path]:
+def new_shard(directory: Path, tally: EncodingTally) -> Iterator[Path]:
     """Yields an empty directory for the files of a shard; they appear as `directory`, with `tally`, once all are on disk."""
     partial = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
@@ -174,7 +174,7 @@ def new_shard(directory: Path, tally: Tally) -> Iterator[Path]:
 
 
 def clean_batches(
-    examples: Iterable[Example], tokenizer: ChatTokenizer, tally: Tally, *, escape_control_tokens: bool
+    examples: Iterable[Example], tokenizer: ChatTokenizer, tally: EncodingTally, *, escape_control_tokens: bool
 ) -> Iterator[list[Example]]:
     """Yields `examples` to be tokenized together, without those that contain a control token, which `tally` counts."""
     clean = []
@@ -187,7 +187,9 @@ def clean_batches(
     yield from (clean[start : start + ENCODE_BATCH] for start in range(0, len(clean), ENCODE_BATCH))
 
 
-def encode_or_drop(encode: Callable[[Sequence[Example]], list[T]], batch: Sequence[Example], tally: Tally) -> Iterator[tuple[Example, T]]:
+def encode_or_drop(
+    encode: Callable[[Sequence[Example]], list[T]], batch: Sequence[Example], tally: EncodingTally
+) -> Iterator[tuple[Example, T]]:
     """Yields each example of `batch` with its `encode` result; `tally` counts those that the base model's chat template refuses."""
     try:
         yield from zip(batch, encode(batch), strict=True)

@@ -75,7 +75,7 @@ def _answer(
 ) -> None:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    from engine.data.tokens.chat_tokenizer import ChatTokenizer
+    from engine.data import ChatTokenizer
     from engine.evals.run.request_encoder import Encoder, batches, end_tokens, positions, text_of
 
     tokenizer: Any = AutoTokenizer.from_pretrained(run.base_model_dir, trust_remote_code=False)

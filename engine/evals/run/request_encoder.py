@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.typed_json import JsonObject
-from engine.data.schema import TemplateValue
-from engine.data.tokens.chat_tokenizer import ChatTokenizer
-from engine.data.tokens.templates import NO_KWARGS
+from engine.data import NO_KWARGS, ChatTokenizer, TemplateValue
 from engine.evals.suites.model_requests import Generate, Likelihood, Request
 
 DEFAULT_CONTEXT = 2048

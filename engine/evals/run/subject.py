@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, GenerationConfig
 
 from core.errors import InvalidRequest
-from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.data import ChatTokenizer
 from engine.evals.run import prefix_tree
 from engine.evals.run.replicas import Part
 from engine.evals.run.request_encoder import Encoder, Prompt, batches, end_tokens, positions, text_of

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine.data.tokens.call_form import CallForm
-from engine.data.tokens.chat_tokenizer import ChatTokenizer
-from engine.data.tokens.reasoning_probe import THINK_MARKS, Marks
+from engine.data import THINK_MARKS, CallForm, ChatTokenizer, ThinkMarks
 from engine.evals.config import ReasoningMode
 from engine.evals.suites.suite_items import GOLDEN, HOLDOUT, SCORED_PREFIX, Item
 from engine.evals.suites.tool_calls import canonical
@@ -47,8 +45,8 @@ class ReasoningSummary:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerReader:
     mode: ReasoningMode = "strip"
-    marks: Marks = THINK_MARKS
-    item_marks: Mapping[str, Marks] = field(default_factory=dict)
+    marks: ThinkMarks = THINK_MARKS
+    item_marks: Mapping[str, ThinkMarks] = field(default_factory=dict)
     """By id, for items with variables of the template."""
     calls: CallForm | None = None
     """How the template writes tool calls; None if they cannot be read back."""
@@ -83,7 +81,7 @@ class AnswerReader:
             for i in items
         ]
 
-    def _marks(self, id_: str) -> Marks:
+    def _marks(self, id_: str) -> ThinkMarks:
         return self.item_marks.get(id_, self.marks)
 
     def read(self, result: Mapping[str, Any]) -> dict[str, Any]:

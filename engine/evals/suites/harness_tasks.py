@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import FtError, InvalidRequest
-from engine.data.tokens.chat_tokenizer import ChatTokenizer
+from engine.data import ChatTokenizer
 from engine.evals.suites import model_requests, task_files
 from engine.evals.suites.suite_items import CAPABILITY, Suite, spread
 from engine.evals.suites.task_files import Definition

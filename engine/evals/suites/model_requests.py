@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from core.typed_json import JsonObject
-from engine.data.schema import TemplateValue
+from engine.data import TemplateValue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

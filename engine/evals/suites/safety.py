@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import yaml
 
-from engine.data.tokens.reasoning_probe import THINK_MARKS, Marks
+from engine.data import THINK_MARKS, ThinkMarks
 from engine.evals.suites import guard
 from engine.evals.suites.guard import GuardClassifier
 from engine.evals.suites.suite_items import Decoding, Item, Suite, conversation_suite
@@ -120,7 +120,7 @@ def load_classifier(spec: str, **options: Any) -> Classifier:
 
 
 def classify(
-    requested: Sequence[Item], texts: Mapping[str, str], spec: str = BUILTIN_CLASSIFIER, *, marks: Marks = THINK_MARKS, **options: Any
+    requested: Sequence[Item], texts: Mapping[str, str], spec: str = BUILTIN_CLASSIFIER, *, marks: ThinkMarks = THINK_MARKS, **options: Any
 ) -> Iterator[Mapping[str, Mapping[str, Any]]]:
     """Yields ``{"text", "refused", "by"}`` of each answer in `texts` (by item id), in batches that can be stored one by one; a guard's
     verdict has the ``categories`` that it names, if any.

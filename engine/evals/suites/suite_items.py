@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from core.typed_json import JsonObject, from_json
-from engine.data.schema import REASONING_FIELDS, TemplateValue
-from engine.data.tokens.reasoning_probe import Marks
+from engine.data import REASONING_FIELDS, TemplateValue, ThinkMarks
 from engine.evals.suites import answer_metrics, golden, preferences, tool_calls
 from engine.evals.suites import model_requests as requests
 
@@ -203,7 +202,7 @@ def item_of(row: JsonObject, *, calls: Callable[[], bool]) -> Item | None:
         return None
     prompt, tools = tuple(messages[:-1]), tuple(row.get("tools") or ())
     text = answer.get("content") or ""
-    said = Marks().split(text)[1]
+    said = ThinkMarks().split(text)[1]
     expected = tool_calls.canonical([call["function"] for call in called]) if called else said
     inline = text.removesuffix(said)
     reasoning = next((str(answer[name]) for name in REASONING_FIELDS if answer.get(name)), inline)

@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from engine.data.tokens.call_form import Call
+from engine.data import RenderedCall
 from engine.evals.suites.answer_metrics import parse_json, same_json
 
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-def canonical(calls: Sequence[Call]) -> str:
+def canonical(calls: Sequence[RenderedCall]) -> str:
     """Returns calls as the text that answers and expected answers are compared by.
 
     Half a surrogate pair, which cannot be stored, is replaced.
@@ -26,7 +26,7 @@ def canonical(calls: Sequence[Call]) -> str:
     return SURROGATE.sub("\ufffd", text)
 
 
-def calls_of(text: str) -> list[Call]:
+def calls_of(text: str) -> list[RenderedCall]:
     """Returns the calls of a canonical text; none of any other text."""
     found = parse_json(text)
     if not isinstance(found, list) or not all(isinstance(c, dict) and c.keys() == {"name", "arguments"} for c in found):

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from core.durable_files import sha256_of
-from engine.data.packs.manifest import verify as verify_pack
+from engine.data import verify_pack as verify_pack
 from engine.training import model_shapes
 from engine.training.memory import forward_pass
 from engine.training.pack_stream import ARRIVING

@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.data.tokens.call_form import ID, ID_PATTERN, CallText
-from engine.data.tokens.reasoning_probe import Marks
+from engine.data import CALL_ID, CALL_ID_PATTERN, CallText, ThinkMarks
 from resources.inference.engine.grammar import OPTIONS, MarkTokens
 
 Schema = Mapping[str, Any]
@@ -32,7 +31,7 @@ class CallRules:
     forced: bool
     one: bool
     """At most one call."""
-    reasoning: Marks | None = None
+    reasoning: ThinkMarks | None = None
     """Of the reasoning that a forced answer may begin with; None if the template has none."""
     content: Schema | None = None
     """Schema of an answer without calls."""
@@ -106,9 +105,9 @@ class _Literals:
 
 
 def _strings(text: str) -> Iterator[str]:
-    for n, part in enumerate(text.split(ID)):
+    for n, part in enumerate(text.split(CALL_ID)):
         if n:
-            yield f"/{ID_PATTERN}/"
+            yield f"/{CALL_ID_PATTERN}/"
         if part:
             yield json.dumps(part)
 

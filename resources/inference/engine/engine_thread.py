@@ -21,11 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from core.typed_json import JsonObject
-from engine.data.conversation import Conversation
-from engine.data.tokens.assistant_turns import END_OF_THINKING, THINK
-from engine.data.tokens.call_form import CallForm
-from engine.data.tokens.chat_tokenizer import ChatTokenizer
-from engine.data.tokens.reasoning_probe import Marks
+from engine.data import END_OF_THINKING, THINK, CallForm, ChatTokenizer, Conversation, ThinkMarks
 from resources.inference.engine import lora
 from resources.inference.engine.batch import SLICE, Batch, Row
 from resources.inference.engine.fair_turns import PROMPT_TOKEN, FairTurns, Share
@@ -161,7 +157,7 @@ class Engine:
         with self._rendering:
             return CallForm.of_tokenizer(self._chat)
 
-    def reasoning_under(self, kwargs: JsonObject) -> Marks | None:
+    def reasoning_under(self, kwargs: JsonObject) -> ThinkMarks | None:
         """Return the marks of the reasoning that answers begin with, under variables of the template; None without ``<think>``."""
         with self._rendering:
             reasoning = self._chat.reasoning

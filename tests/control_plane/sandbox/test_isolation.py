@@ -28,7 +28,7 @@ from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import Tenant
 from core.durable_files import write_json
 from core.errors import Conflict, FtError, Unavailable
-from engine.data.blocks.pass_progress import Progress
+from engine.data.blocks.pass_progress import PassProgress
 from tests.support.platform.background_worker import working
 
 LIMITS = Limits(wall_s=wall_s(1 << 30))
@@ -108,7 +108,7 @@ def test_an_order_survives_the_way_to_the_child(tmp_path: Path) -> None:
 
 
 def test_the_child_finds_what_the_parent_would(large: Path, tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[PassProgress] = []
     apart, here = tmp_path / "apart", tmp_path / "here"
     apart.mkdir()
     found = validate_sandboxed(order(large, apart), apart, limits=LIMITS, progress=seen.append)
@@ -235,10 +235,10 @@ def test_a_file_whose_validator_is_killed_is_refused_and_can_be_validated_again(
 
 def test_who_waits_for_a_large_file_hears_how_far_it_is(platform: Platform, tenant: Tenant, large: Path) -> None:
     file_id = uploaded(platform, tenant, large)
-    heard: list[Progress] = []
+    heard: list[PassProgress] = []
     work = Work(platform, file_id)
     work.begin()
-    work(Progress(stage="reading", rows=7, bytes=8, total_bytes=9))
+    work(PassProgress(stage="reading", rows=7, bytes=8, total_bytes=9))
     waiting = threading.Thread(target=lambda: uploaded_files.wait_until_validated(platform, file_id, progress=heard.append))
     waiting.start()
     deadline = time.monotonic() + 60
@@ -259,10 +259,10 @@ def test_a_run_that_was_given_up_neither_writes_over_the_next_ones_progress_nor_
     new.begin()
     held = uploaded_files.find(platform, file_id)
     assert new.is_current(held) and not stalled.is_current(held)
-    stalled(Progress(stage="reading", rows=7, bytes=8, total_bytes=9))
+    stalled(PassProgress(stage="reading", rows=7, bytes=8, total_bytes=9))
     stalled.end()
     assert uploaded_files.find(platform, file_id).progress == held.progress
-    new(Progress(stage="reading", rows=8, bytes=8, total_bytes=9))
+    new(PassProgress(stage="reading", rows=8, bytes=8, total_bytes=9))
     assert uploaded_files.find(platform, file_id).progress["rows"] == 8
     new.end()
     assert uploaded_files.find(platform, file_id).progress is None
@@ -287,8 +287,8 @@ def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platfor
     said: list[str] = []
     tell = step.announcer(platform, job_id, say=said.append)
     for rows in range(100):
-        tell(Progress(stage="reading", rows=rows, bytes=rows, total_bytes=200))
-    tell(Progress(stage="writing", rows=1000, bytes=0, total_bytes=0))
+        tell(PassProgress(stage="reading", rows=rows, bytes=rows, total_bytes=200))
+    tell(PassProgress(stage="writing", rows=1000, bytes=0, total_bytes=0))
     events = [e for e in jobs.list_events(platform, tenant.id, job_id).items if e.code == "dataset_progress"]
     assert [e.message for e in events[::-1]] == said == ["Dataset: reading, 0 rows, 0 %.", "Dataset: writing, 1,000 rows."]
 

@@ -14,7 +14,7 @@ from control_plane.console.documents.report_page import report_page
 from engine.data.blocks.causes import MAX_CAUSES, Causes
 from engine.data.ingest import Policies, validate_file
 from engine.data.problems import Problem
-from engine.data.report.validation_report import MAX_SYSTEM_CHARS, in_order, problems_of
+from engine.data.report.validation_report import MAX_SYSTEM_CHARS, problems_of, report_in_order
 from tests.engine.data.examples_of import chat
 
 QUESTIONS = [{"question": f"How long does step {i} take?", "ground_truth": f"{i} days"} for i in range(1319)]
@@ -132,8 +132,8 @@ def test_the_verdict_comes_first_and_says_what_the_file_is_good_for(jsonl: Calla
         path = jsonl(*(chat(f"question {i * 37}", f"answer {i * 91}") for i in range(rows)))
         report = validate_file(path, filename="a.jsonl", policies=Policies.from_request(policies)).report
         stored = json.loads(json.dumps(asdict(report), sort_keys=True))  # as a database gives it back
-        assert list(in_order(stored)) == list(asdict(report))
-        assert next(iter(in_order(stored))) == "verdict"
+        assert list(report_in_order(stored)) == list(asdict(report))
+        assert next(iter(report_in_order(stored))) == "verdict"
         return report.verdict
 
     assert verdict(120) == "valid: 120 examples, read as chat"

@@ -14,8 +14,8 @@ import pytest
 
 from engine.data.ingest import Policies, load_rows, validate_file
 from engine.data.packs.build import PackSettings, build_pack
-from engine.data.preview import preview
 from engine.data.report.validation_report import DatasetReport
+from engine.data.row_preview import preview
 from engine.data.schema import Example, Message, ToolCall, canonical, parse_canonical
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from engine.evals.suites.model_requests import Generate, digest

@@ -25,30 +25,30 @@ def weighted(*weights: float) -> list[MixedFile]:
 
 
 def test_equal_weights_read_as_many_tokens_of_a_small_file_as_of_a_large_one() -> None:
-    found = mixture.repeats(weighted(1, 1), [9_000, 1_000])
+    found = mixture.mixture_repeats(weighted(1, 1), [9_000, 1_000])
     assert found == pytest.approx([5 / 9, 5.0])
 
 
 def test_an_epoch_of_weights_reads_as_many_tokens_as_the_files_have() -> None:
     sizes = [700, 200, 100]
-    assert sum(n * size for n, size in zip(mixture.repeats(weighted(5, 3, 2), sizes), sizes, strict=True)) == pytest.approx(1000)
+    assert sum(n * size for n, size in zip(mixture.mixture_repeats(weighted(5, 3, 2), sizes), sizes, strict=True)) == pytest.approx(1000)
 
 
 def test_a_token_budget_leaves_the_shares_of_the_others_alone() -> None:
     files = [MixedFile(file="a", weight=3.0), MixedFile(file="b", weight=1.0), MixedFile(file="c", tokens=500)]
-    assert mixture.repeats(files, [600, 200, 1000]) == pytest.approx([1.0, 1.0, 0.5])
+    assert mixture.mixture_repeats(files, [600, 200, 1000]) == pytest.approx([1.0, 1.0, 0.5])
 
 
 def test_files_without_either_are_read_once() -> None:
     files = [MixedFile(file="a"), MixedFile(file="b"), MixedFile(file="c", tokens=50)]
-    assert mixture.repeats(files, [600, 7, 10]) == [1.0, 1.0, 5.0]
+    assert mixture.mixture_repeats(files, [600, 7, 10]) == [1.0, 1.0, 5.0]
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 100), st.integers(1, 10**9)), min_size=1, max_size=16), st.floats(0.01, 1000))
 def test_only_the_ratio_of_weights_counts(drawn: list[tuple[float, int]], factor: float) -> None:
     sizes = [size for _, size in drawn]
-    once = mixture.repeats(weighted(*(weight for weight, _ in drawn)), sizes)
-    assert mixture.repeats(weighted(*(weight * factor for weight, _ in drawn)), sizes) == pytest.approx(once)
+    once = mixture.mixture_repeats(weighted(*(weight for weight, _ in drawn)), sizes)
+    assert mixture.mixture_repeats(weighted(*(weight * factor for weight, _ in drawn)), sizes) == pytest.approx(once)
     tokens = [n * size for n, size in zip(once, sizes, strict=True)]
     assert sum(tokens) == pytest.approx(sum(sizes))
     assert [count / drawn[0][0] * weight for count, (weight, _) in zip([tokens[0]] * len(drawn), drawn, strict=True)] == pytest.approx(
@@ -61,7 +61,7 @@ def test_sources_count_rows_by_tokens_and_read_at_least_one() -> None:
     files = [MixedFile(file="a", tokens=300), MixedFile(file="b", tokens=1)]
     found = mixture.rows_per_epoch(files, packs)
     assert found == [3, 1]
-    assert next(iter(mixture.described(files, found, packs))) == "a 0.3 times (300 tokens, 93.8%)"
+    assert next(iter(mixture.described_mixture(files, found, packs))) == "a 0.3 times (300 tokens, 93.8%)"
 
 
 @pytest.mark.parametrize(("tokens", "num_rows"), [(240, 2), (260, 3), (999, 10)])
@@ -100,12 +100,12 @@ REFUSED: dict[str, tuple[list[Any], str, str]] = {
 def test_a_request_that_is_not_a_mixture_is_refused_by_the_name_of_its_field(case: str) -> None:
     body, message, place = REFUSED[case]
     with pytest.raises(InvalidRequest) as refused:
-        mixture.parse(body)
+        mixture.parse_mixture(body)
     assert message in refused.value.message
     assert (refused.value.code, refused.value.param) == ("invalid_training_files", f"training_files{place}")
 
 
 def test_nulls_count_as_absent() -> None:
-    assert mixture.parse([{"file": "file-a", "weight": 2, "tokens": None}, {"file": "file-b", "tokens": 7}]) == (
+    assert mixture.parse_mixture([{"file": "file-a", "weight": 2, "tokens": None}, {"file": "file-b", "tokens": 7}]) == (
         MixedFile(file="file-a", weight=2.0), MixedFile(file="file-b", tokens=7),
     )  # fmt: skip

@@ -23,7 +23,7 @@ LONG_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"description": 
 
 
 def read(value: dict[str, Any]) -> Example:
-    found = shapes.detect(value)
+    found = shapes.detect_shape(value)
     assert found is not None
     example, problems = shapes.to_example(value, found[0], row=1)
     assert problems == []
@@ -34,7 +34,7 @@ def read(value: dict[str, Any]) -> Example:
 
 
 def refused(value: dict[str, Any]) -> list[tuple[str, str]]:
-    found = shapes.detect(value)
+    found = shapes.detect_shape(value)
     assert found is not None
     example, problems = shapes.to_example(value, found[0], row=1)
     assert example is None
@@ -268,7 +268,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str, str, Example]] = {
 @pytest.mark.parametrize("case", SHAPES)
 def test_a_row_becomes_the_example_that_it_means(case: str) -> None:
     value, fmt, reason, wanted = SHAPES[case]
-    found = shapes.detect(value)
+    found = shapes.detect_shape(value)
     assert found is not None
     assert found[0] == fmt
     assert reason in found[1], "the format explains itself"
@@ -347,7 +347,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("value", "fix"), UNKNOWN)
 def test_an_unknown_shape_says_how_to_map_it(value: dict[str, Any], fix: str) -> None:
-    assert shapes.detect(value) is None
+    assert shapes.detect_shape(value) is None
     problem = shapes.unknown_shape(value)
     assert (problem.code, problem.fix.removeprefix("map the columns: ")) == ("unknown_row_shape", fix)
 
@@ -359,7 +359,7 @@ def test_a_preference_with_a_question_says_how_to_map_it() -> None:
 
 
 def test_a_text_column_that_nothing_reads_is_pointed_out() -> None:
-    found = shapes.detect({"text": "How?", "category": "card"})
+    found = shapes.detect_shape({"text": "How?", "category": "card"})
     assert found == ("text", "rows have 'text', and 'category' is read by nothing")
     code, message = shapes.advice({"text": "How?", "category": "card"}) or ("", "")
     assert code == "unread_text_column"
@@ -393,7 +393,7 @@ TOO_MANY: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", TOO_MANY)
 def test_a_conversation_of_too_many_messages_is_one_problem(case: str) -> None:
     value, path = TOO_MANY[case]
-    found = shapes.detect(value)
+    found = shapes.detect_shape(value)
     assert found is not None
     example, problems = shapes.to_example(value, found[0], row=1)
     assert example is None
@@ -470,7 +470,7 @@ LLAMA_FACTORY = {
 @pytest.mark.parametrize("case", LLAMA_FACTORY)
 def test_preferences_of_llama_factory_are_read(case: str) -> None:
     row = LLAMA_FACTORY[case]
-    assert (shapes.detect(row) or ("",))[0] == "preference"
+    assert (shapes.detect_shape(row) or ("",))[0] == "preference"
     example, problems = shapes.to_example(row, "preference", row=1)
     assert problems == []
     assert example is not None

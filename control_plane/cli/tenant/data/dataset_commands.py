@@ -22,7 +22,7 @@ from core.errors import FtError, InvalidDataset, NotFound
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
-    from engine.data.policies import Policies
+    from engine.data import Policies
 
 Map = Annotated[
     str | None, typer.Option("--map", help="Columns of a CSV or Parquet file: `text=prompt,category=completion` (COLUMN=FIELD).")
@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
 
 def parse_map(text: str | None) -> dict[str, str] | None:
     """``{"text": "prompt"}`` for ``text=prompt``; a usage error for anything else."""
-    from engine.data.readers.column_map import parse_column_map
+    from engine.data import parse_column_map
 
     try:
         return None if text is None else parse_column_map(text)
@@ -104,7 +104,7 @@ def check(
     With an address and a key (`ft login`), the limits of your tier, the contamination lists and the model's tokenizer are the platform's;
     otherwise the report names what it was not compared with. Exit codes: 0 valid, 1 invalid, 2 unreadable.
     """
-    from engine.data.policies import MIN_TRAINING_EXAMPLES, Policies
+    from engine.data import MIN_TRAINING_EXAMPLES, Policies
 
     asked = parse_policies(policy, encoding=encoding, rows_at=rows_at) or {}
     mapping, policies = parse_map(column_map), Policies.from_request(asked, min_examples=1 if as_validation else MIN_TRAINING_EXAMPLES)
@@ -128,14 +128,14 @@ def local_file(given: str) -> Iterator[Path]:
     """Yields the file's path; a dataset of the Hub is fetched into a temporary directory. Exits with code 2 if it cannot be read."""
     if given.startswith(HUB):
         from control_plane.platform.settings import load
-        from engine.data.readers.hub import hub_dataset
+        from engine.data import fetch_from_hub, parse_hub_id
 
         settings = load()
         access: Any = {"endpoint": settings.hub_endpoint, "token": settings.hub_token or None}
         with tempfile.TemporaryDirectory(prefix="ft-hub-") as directory:
             try:
-                pinned = hub_dataset.parse_hub_id(given, scratch=Path(directory), **access)
-                path = hub_dataset.fetch(pinned, Path(directory), **access).path
+                pinned = parse_hub_id(given, scratch=Path(directory), **access)
+                path = fetch_from_hub(pinned, Path(directory), **access).path
             except FtError as error:
                 show_error(error, as_json=False)
                 raise typer.Exit(Exit.USAGE) from error
@@ -161,8 +161,7 @@ def _validate(
     """Return the report that the platform makes of `file`, and what could not be compared with the platform (``platform``)."""
     from control_plane.cli.tenant.data import platform_inputs
     from control_plane.platform.settings import load
-    from engine.data.ingest import Policies, validate_file
-    from engine.data.report.validation_report import counted_by
+    from engine.data import Policies, counting_tokenizer, validate_file
 
     with tempfile.TemporaryDirectory(prefix="ft-check-") as directory:
         inputs = platform_inputs.collect(Path(directory), model=model, lists=policies.contamination != "off", offline=offline)
@@ -185,7 +184,7 @@ def _validate(
             suites=inputs.suites,
             classifier=load().toxicity_classifier,
         )
-    counted = None if base is None else {**counted_by(base), **given(max_seq_len=max_seq_len)}
+    counted = None if base is None else {**counting_tokenizer(base), **given(max_seq_len=max_seq_len)}
     if inputs.not_compared:
         say(f"not compared with {', '.join(inputs.not_compared)}{f': {inputs.reason}' if inputs.reason else ''}")
     return {**asdict(replace(result.report, model=counted)), "platform": inputs.to_dict()}

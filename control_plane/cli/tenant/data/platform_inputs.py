@@ -45,7 +45,7 @@ class Inputs:
 
 def collect(directory: Path, *, model: str | None, lists: bool, offline: bool) -> Inputs:
     """Return the platform's inputs, or those of this installation if the platform cannot be asked; `lists`: with contamination lists."""
-    from engine.data.checks.contamination.shipped_suites import shipped_index
+    from engine.data import shipped_index
 
     try:
         with _platform(offline=offline) as client:
@@ -125,7 +125,7 @@ def _of_this_machine(model: str, reason: str) -> BaseModel:
 
 
 def _index(client: FtClient, directory: Path) -> Path:
-    from engine.data.checks.contamination.overlap import SuiteIndex
+    from engine.data import SuiteIndex
 
     client.suites.index(directory / "index.zip")
     target = _unpacked(directory / "index.zip", directory / "index")

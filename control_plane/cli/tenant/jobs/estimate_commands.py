@@ -132,10 +132,10 @@ def preview(
         print_json(shown)
         return
     from core.typed_json import from_json
-    from engine.data.preview import Preview, render_lines
+    from engine.data import Preview, preview_lines
 
     for one in shown:
-        for line in render_lines(from_json(Preview, one), colour=sys.stdout.isatty()):
+        for line in preview_lines(from_json(Preview, one), colour=sys.stdout.isatty()):
             print(line)
 
 
@@ -143,9 +143,8 @@ def _preview_here(
     path: Path, model: str, reading: Mapping[str, Any], num_examples: int, max_seq_len: int | None, *, offline: bool
 ) -> Sequence[Mapping[str, Any]]:
     from control_plane.cli.tenant.data import platform_inputs
-    from engine.data.ingest import Policies, load_rows, validate_file
-    from engine.data.preview import preview as previewed
-    from engine.data.tokens.chat_tokenizer import ChatTokenizer
+    from engine.data import ChatTokenizer, Policies, load_rows, validate_file
+    from engine.data import preview as previewed
 
     with tempfile.TemporaryDirectory(prefix="ft-preview-") as directory:
         base, reason = platform_inputs.base_model(Path(directory), model, offline=offline)

@@ -74,9 +74,9 @@ def _answer(request: Upload) -> Pushed | Refused:
     import huggingface_hub as hub
     from huggingface_hub import errors
 
-    from engine.data.readers.hub import hub_session
+    from engine.data import restrict_hub_session
 
-    hub_session.restrict(request.endpoint)
+    restrict_hub_session(request.endpoint)
     api = hub.HfApi(endpoint=request.endpoint, token=request.token)
     try:
         if request.private and _is_public(api, request.repo):

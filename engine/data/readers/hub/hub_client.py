@@ -82,7 +82,7 @@ class HubAnswer:
     detail: str = ""
 
 
-def ask(request: HubRequest, *, home: Path, timeout_s: float = TIMEOUT_S) -> HubAnswer:
+def ask_hub(request: HubRequest, *, home: Path, timeout_s: float = TIMEOUT_S) -> HubAnswer:
     """Returns the response of a client process to `request`; `home` receives the library's own files."""
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING_FACE", "TRANSFORMERS_"))},
@@ -112,7 +112,7 @@ def _answer(request: HubRequest) -> HubAnswer:
     import huggingface_hub as hub
     from huggingface_hub import errors
 
-    hub_session.restrict(request.endpoint)
+    hub_session.restrict_hub_session(request.endpoint)
     _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     try:
         return _do(request, hub.HfApi(endpoint=request.endpoint, token=request.token or False))

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from core.errors import FtError, InvalidDataset, InvalidRequest, NotFound, Unavailable
-from engine.data.readers.containers import MAX_BYTES
-from engine.data.readers.hub.hub_client import TIMEOUT_S, HubAnswer, HubRequest, ask
+from engine.data.readers.containers import MAX_DECODED_BYTES
+from engine.data.readers.hub.hub_client import TIMEOUT_S, HubAnswer, HubRequest, ask_hub
 from engine.data.readers.hub.hub_files import DATA_FILE, pick
 from engine.data.readers.hub.shards import join_shards
 
@@ -89,12 +89,14 @@ def _unpinned(repo: str, revision: str, *, endpoint: str | None, token: str | No
     fix = f"write hf://{repo}@ and the 40 digits of a commit (see its page under 'Files and versions', 'History')"
     if endpoint and scratch is not None:
         request = HubRequest(op="sha", repo=repo, revision=revision, endpoint=endpoint.rstrip("/"), token=token)
-        if (sha := ask(request, home=scratch, timeout_s=LOOK_S).sha) and COMMIT.fullmatch(sha):
+        if (sha := ask_hub(request, home=scratch, timeout_s=LOOK_S).sha) and COMMIT.fullmatch(sha):
             fix = f"it is {sha} now; write hf://{repo}@{sha}"
     return InvalidRequest(f"{message}; {fix}", code="hub_revision_not_pinned")
 
 
-def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str | None = None, max_bytes: int = MAX_BYTES) -> HubFile:
+def fetch_from_hub(
+    hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str | None = None, max_bytes: int = MAX_DECODED_BYTES
+) -> HubFile:
     """Downloads the split that `hub_id` names into `target_dir` and joins its shards. Files downloaded before are reused.
 
     Every byte is checked against the hashes that the commit records. `max_bytes`: limit on the stored files.
@@ -125,7 +127,7 @@ def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str |
 
 
 def _send(request: HubRequest, hub_id: HubId, home: Path, *, timeout_s: float) -> HubAnswer:
-    answer = ask(request, home=home / ".home", timeout_s=timeout_s)
+    answer = ask_hub(request, home=home / ".home", timeout_s=timeout_s)
     if answer.error:
         raise _refusal(answer.error, answer.detail, hub_id, request.endpoint, bool(request.token))
     return answer

@@ -14,7 +14,7 @@ from core.public_addresses import is_public
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-def guard(endpoint: str) -> Callable[[Any], None]:
+def guard_hub_session(endpoint: str) -> Callable[[Any], None]:
     """Return a hook for requests of httpx, also for those of redirects, to a Hub at `endpoint` and wherever it refers to.
 
     1. Authorization is sent to the Hub alone, also if it names another host for a page, an upload or its verification.
@@ -37,11 +37,11 @@ def guard(endpoint: str) -> Callable[[Any], None]:
     return check
 
 
-def restrict(endpoint: str) -> None:
+def restrict_hub_session(endpoint: str) -> None:
     """Let huggingface_hub make no other requests in this process than :func:`guard` does."""
     import huggingface_hub as hub
 
-    made, check = hub.get_session(), guard(endpoint)
+    made, check = hub.get_session(), guard_hub_session(endpoint)
     kind, hooks, timeout = type(made), made.event_hooks["request"], made.timeout
     hub.set_client_factory(lambda: kind(event_hooks={"request": [*hooks, check]}, follow_redirects=True, timeout=timeout))
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from core.errors import InvalidDataset, InvalidRequest
 from engine.data.packs.answer_packs import mismatched
-from engine.data.packs.build import PackProgress, PackSettings, build_judged_pack, pack_fingerprint, verify
+from engine.data.packs.build import PackProgress, PackSettings, build_judged_pack, pack_fingerprint
+from engine.data.packs.manifest import verify_pack
 from engine.data.schema import Example, Message
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from engine.data.tokens.loss_mask import IGNORE
@@ -52,7 +53,7 @@ def test_each_answer_is_there_once_with_loss_on_itself_alone(tokenizer: ChatToke
     assert manifest.num_tokens == sum(len(m["input_ids"]) for m in made)
     assert manifest.num_trained_tokens == sum(x != IGNORE for m in made for x in m["labels"])
     assert sum(manifest.lengths["counts"]) == 100
-    assert verify(tmp_path) == manifest
+    assert verify_pack(tmp_path) == manifest
     assert not list(tmp_path.glob(".*"))
 
 

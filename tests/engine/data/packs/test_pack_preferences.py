@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.errors import IntegrityError, InvalidDataset, InvalidRequest
-from engine.data.packs.build import PackProgress, PackSettings, build_pack, build_preference_pack, verify
+from engine.data.packs.build import PackProgress, PackSettings, build_pack, build_preference_pack
+from engine.data.packs.manifest import verify_pack
 from engine.data.schema import Example, Message
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from engine.data.tokens.loss_mask import IGNORE
@@ -51,7 +52,7 @@ def test_each_pair_is_there_once_as_the_tokenizer_makes_it(tokenizer: ChatTokeni
     assert (manifest.kind, manifest.num_examples, manifest.num_windows, manifest.num_tokens) == ("pairs", 100, 100, sum(tokens))
     assert manifest.num_trained_tokens == sum(x != IGNORE for m in made for side in ("chosen", "rejected") for x in m[f"{side}_labels"])
     assert sum(manifest.lengths["counts"]) == 100
-    assert verify(tmp_path) == manifest
+    assert verify_pack(tmp_path) == manifest
     assert not list(tmp_path.glob(".*"))
 
 
@@ -79,7 +80,7 @@ def test_a_second_build_tokenizes_nothing_and_damage_is_found(tokenizer: ChatTok
     file = tmp_path / "shard-00000.parquet"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(IntegrityError, match=r"shard-00000\.parquet"):
-        verify(tmp_path)
+        verify_pack(tmp_path)
     assert build_preference_pack(examples, tokenizer, SETTINGS, tmp_path, dataset_id="ds_1", progress=seen.append) == first
     assert seen
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from core.errors import IntegrityError, InvalidRequest, Unavailable
-from engine.data.packs.build import PackProgress, PackSettings, build_pack, verify
-from engine.data.packs.manifest import PackManifest
+from engine.data.packs.build import PackProgress, PackSettings, build_pack
+from engine.data.packs.manifest import PackManifest, verify_pack
 from engine.data.packs.workers import PARALLEL_FROM, suitable_workers
 from engine.data.schema import Example
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
@@ -58,7 +58,7 @@ def test_neither_workers_nor_shards_change_a_byte(
     seen: list[PackProgress] = []
     settings = replace(SETTINGS, shard_examples=shard_examples)
     made = build_pack(rows, tokenizer, settings, tmp_path, dataset_id="ds_1", workers=workers, model_dir=tiny_model, progress=seen.append)
-    assert made == by_one == verify(tmp_path)  # digests of the files included
+    assert made == by_one == verify_pack(tmp_path)  # digests of the files included
     assert made.validation is not None and made.validation["num_examples"] > 200
     done = [p.num_examples for p in seen if (p.stage, p.part) == ("tokenize", "train")]
     assert done == sorted(done) and done[-1] == made.num_examples

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.errors import IntegrityError, InvalidDataset, InvalidRequest
-from engine.data.packs.build import PackManifest, PackProgress, PackSettings, build_pack, pack_fingerprint, verify
+from engine.data.packs.build import PackManifest, PackProgress, PackSettings, build_pack, pack_fingerprint
+from engine.data.packs.manifest import verify_pack
 from engine.data.packs.source import has_own_split
 from engine.data.report.histogram import histogram, histogram_svg, length_stats
 from engine.data.schema import Example, Message
@@ -60,7 +61,7 @@ def test_packing_loses_and_doubles_no_token(tokenizer: ChatTokenizer, tmp_path: 
     assert manifest.num_trained_tokens == sum(label != IGNORE for _, labels in alone for label in labels)
     assert manifest.fill == round(manifest.num_tokens / (manifest.num_windows * 1024), 6)
     assert sum(manifest.lengths["counts"]) == 100
-    assert PackManifest.read(tmp_path) == verify(tmp_path) == manifest
+    assert PackManifest.read(tmp_path) == verify_pack(tmp_path) == manifest
     assert not list(tmp_path.glob(".*"))
 
 
@@ -297,12 +298,12 @@ def test_damage_to_any_file_is_found(tokenizer: ChatTokenizer, tmp_path: Path) -
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[:-1] + b"?")
         with pytest.raises(IntegrityError, match=name):
-            verify(tmp_path)
+            verify_pack(tmp_path)
         (tmp_path / name).write_bytes(whole)
-    verify(tmp_path)
+    verify_pack(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(IntegrityError, match="is not a pack manifest"):
-        verify(tmp_path)
+        verify_pack(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["shard-00000.parquet", "manifest.json"])
@@ -310,7 +311,7 @@ def test_a_damaged_pack_is_built_again(tokenizer: ChatTokenizer, tmp_path: Path,
     examples = varied_chats(50)
     first = build_pack(examples, tokenizer, SETTINGS, tmp_path, dataset_id="ds_1")
     (tmp_path / damage).write_bytes(b"torn")
-    assert build_pack(examples, tokenizer, SETTINGS, tmp_path, dataset_id="ds_1") == first == verify(tmp_path)
+    assert build_pack(examples, tokenizer, SETTINGS, tmp_path, dataset_id="ds_1") == first == verify_pack(tmp_path)
 
 
 def test_a_pack_with_another_fingerprint_in_the_directory_is_replaced(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
@@ -319,7 +320,7 @@ def test_a_pack_with_another_fingerprint_in_the_directory_is_replaced(tokenizer:
     first = build_pack(examples, tokenizer, small_files, tmp_path, dataset_id="ds_1")
     second = build_pack(examples[:20], tokenizer, SETTINGS, tmp_path, dataset_id="ds_2")
     assert len(first.shards) > len(second.shards)
-    assert (second.dataset_id, second) == ("ds_2", verify(tmp_path))
+    assert (second.dataset_id, second) == ("ds_2", verify_pack(tmp_path))
     assert sorted(examples_in(tmp_path)) == sorted(encoded(tokenizer, examples[:20], 1024)), "files of the other pack are gone"
 
 

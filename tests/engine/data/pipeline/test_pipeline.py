@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.data.blocks.block_result import BlockResult
-from engine.data.blocks.pass_progress import Progress
+from engine.data.blocks.pass_progress import PassProgress
 from engine.data.checks.contamination.overlap import SuiteIndex
 from engine.data.ingest import Policies, load_stored, validate_file
 from engine.data.pipeline.block_reader import BlockReader, chat_reader
@@ -155,7 +155,7 @@ def test_a_plain_conversation_takes_the_fast_path() -> None:
 
 def test_progress_never_goes_back_and_reaches_the_end(tmp_path: Path) -> None:
     path = varied_file(tmp_path / "a.jsonl")
-    seen: list[Progress] = []
+    seen: list[PassProgress] = []
     validate_file(
         path,
         filename="a.jsonl",

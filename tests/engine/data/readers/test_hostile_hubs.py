@@ -18,8 +18,8 @@ from control_plane.cli.tenant.models.hub_upload import Refused, Upload, upload
 from control_plane.models.model_fetch import fetch_model
 from core.errors import FtError, InvalidRequest
 from engine.data.readers.hub import hub_client
-from engine.data.readers.hub.hub_dataset import HubId, fetch
-from engine.data.readers.hub.hub_session import guard
+from engine.data.readers.hub.hub_dataset import HubId, fetch_from_hub
+from engine.data.readers.hub.hub_session import guard_hub_session
 from tests.support.servers.raw_server import RawServer, raw_server
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -87,7 +87,7 @@ class Hub:
 
     def fetch(self, where: Path, **more: Any) -> Path:
         wanted = HubId(repo="acme/cards", revision=SHA, **more)
-        return fetch(wanted, where, endpoint=self.server.url, token=TOKEN, max_bytes=10**9).path
+        return fetch_from_hub(wanted, where, endpoint=self.server.url, token=TOKEN, max_bytes=10**9).path
 
     def fetch_model(self, where: Path) -> Path:
         return fetch_model("acme/cards", SHA, where, endpoint=self.server.url, wait=lambda _: None).directory
@@ -201,7 +201,7 @@ def test_a_listing_without_an_end_takes_no_more_memory_than_is_allowed(tmp_path:
     endless = itertools.chain([b'HTTP/1.1 200 OK\r\n\r\n{"a": "'], itertools.repeat(b"x" * 65536))
     with raw_server(lambda _: endless) as server:
         request = hub_client.HubRequest(op="sha", repo="acme/cards", revision=SHA, endpoint=server.url, token=None)
-        answer = hub_client.ask(request, home=tmp_path, timeout_s=300)
+        answer = hub_client.ask_hub(request, home=tmp_path, timeout_s=300)
         assert answer.error == "unreachable" and server.num_bytes < hub_client.MEMORY_BYTES
 
 
@@ -215,7 +215,10 @@ REFERRED = {
 
 @pytest.mark.parametrize("url", REFERRED)
 def test_a_public_hub_refers_to_public_addresses(url: str) -> None:
-    check, request = guard("https://8.8.8.8"), httpx.Request("GET", url, headers={"authorization": f"Bearer {TOKEN}", "cookie": "a=b"})
+    check, request = (
+        guard_hub_session("https://8.8.8.8"),
+        httpx.Request("GET", url, headers={"authorization": f"Bearer {TOKEN}", "cookie": "a=b"}),
+    )
     if REFERRED[url]:
         check(request)
     else:
@@ -223,7 +226,7 @@ def test_a_public_hub_refers_to_public_addresses(url: str) -> None:
             check(request)
         assert refused.value.code == "hub_address_refused"
     assert {"authorization", "cookie"}.isdisjoint(request.headers)
-    guard("http://127.0.0.1:8080")(httpx.Request("GET", url))
+    guard_hub_session("http://127.0.0.1:8080")(httpx.Request("GET", url))
 
 
 @pytest.mark.parametrize(
@@ -235,5 +238,5 @@ def test_a_public_hub_refers_to_public_addresses(url: str) -> None:
 )  # fmt: skip
 def test_the_token_is_for_one_origin(url: str, keeps: bool) -> None:
     request = httpx.Request("GET", url, headers={"authorization": f"Bearer {TOKEN}"})
-    guard("https://hub.example")(request)
+    guard_hub_session("https://hub.example")(request)
     assert ("authorization" in request.headers) == keeps

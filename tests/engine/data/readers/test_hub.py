@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.errors import Fault, FtError, IntegrityError, InvalidRequest, NotFound, Unavailable
-from engine.data.readers.hub.hub_dataset import HubFile, HubId, fetch, parse_hub_id
+from engine.data.readers.hub.hub_dataset import HubFile, HubId, fetch_from_hub, parse_hub_id
 from engine.data.readers.hub.hub_files import pick
 from engine.data.readers.row_stream import open_rows
 from tests.engine.data.examples_of import chat
@@ -203,13 +203,13 @@ def test_shards_of_lines_are_joined_in_order_and_large_files_come_by_their_redir
         "data/test-00000-of-00001.jsonl": lines("t"),
     }
     hub.large = {"data/train-00000-of-00002.jsonl.gz"}
-    got = fetch(hub_id(), tmp_path, endpoint=hub.endpoint + "/")
+    got = fetch_from_hub(hub_id(), tmp_path, endpoint=hub.endpoint + "/")
     assert asked_of(got) == ["a", "b", "c"]
     assert got.sources == ("data/train-00000-of-00002.jsonl.gz", "data/train-00001-of-00002.jsonl.gz")
     assert got.filename == "train.jsonl"
     assert any(path.startswith("/cdn/") for _, path, _ in hub.asked), "the redirect was followed"
     assert {token for _, _, token in hub.asked} == {None}, "the machine's own token is nobody's business"
-    assert asked_of(fetch(hub_id(split="test"), tmp_path, endpoint=hub.endpoint)) == ["t"]
+    assert asked_of(fetch_from_hub(hub_id(split="test"), tmp_path, endpoint=hub.endpoint)) == ["t"]
 
 
 def test_shards_of_parquet_are_one_file_of_all_rows(hub: Hub, tmp_path: Path) -> None:
@@ -219,26 +219,26 @@ def test_shards_of_parquet_are_one_file_of_all_rows(hub: Hub, tmp_path: Path) ->
         pq.write_table(pa.table({"messages": [chat(n, "x")["messages"] for n in names], **extra}), tmp_path / "shard")
         files[f"main/train-0000{number}-of-00002.parquet"] = (tmp_path / "shard").read_bytes()
     hub.repos["acme/cards"] = files
-    got = fetch(hub_id(config="main"), tmp_path, endpoint=hub.endpoint)
+    got = fetch_from_hub(hub_id(config="main"), tmp_path, endpoint=hub.endpoint)
     assert asked_of(got) == ["a", "b", "c"]
     assert [r.value.get("score") for r in open_rows(got.path, filename=got.filename).rows] == [None, None, 1]
 
 
 def test_shards_of_csv_have_one_header(hub: Hub, tmp_path: Path) -> None:
     hub.repos["acme/cards"] = {"train_1.csv": b"prompt,completion\na,x\n", "train_2.csv": b"prompt,completion\r\nb,y"}
-    got = fetch(hub_id(), tmp_path, endpoint=hub.endpoint)
+    got = fetch_from_hub(hub_id(), tmp_path, endpoint=hub.endpoint)
     assert [r.value for r in open_rows(got.path, filename=got.filename).rows] == [
         {"prompt": "a", "completion": "x"}, {"prompt": "b", "completion": "y"},
     ]  # fmt: skip
     hub.repos["acme/other"] = {"train_1.csv": b"prompt,completion\na,x\n", "train_2.csv": b"completion,prompt\nb,y\n"}
     with pytest.raises(InvalidRequest, match="another header"):
-        fetch(hub_id("acme/other"), tmp_path / "other", endpoint=hub.endpoint)
+        fetch_from_hub(hub_id("acme/other"), tmp_path / "other", endpoint=hub.endpoint)
 
 
 def test_one_file_is_read_as_it_is_and_downloaded_once(hub: Hub, tmp_path: Path) -> None:
     hub.repos["acme/cards"] = {"a.jsonl": lines("a"), "b.jsonl": lines("b")}
     for _ in range(2):
-        got = fetch(hub_id(path="b.jsonl"), tmp_path, endpoint=hub.endpoint)
+        got = fetch_from_hub(hub_id(path="b.jsonl"), tmp_path, endpoint=hub.endpoint)
         assert asked_of(got) == ["b"]
         assert (got.filename, got.num_bytes) == ("b.jsonl", len(lines("b")))
     assert len([1 for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path]) == 1
@@ -248,14 +248,14 @@ def test_a_private_dataset_is_read_with_the_tenants_token(hub: Hub, tmp_path: Pa
     hub.repos["acme/cards"] = {"train.jsonl": lines("a")}
     hub.private = {"acme/cards"}
     with pytest.raises(NotFound, match="if it is private, give a token"):
-        fetch(hub_id(), tmp_path, endpoint=hub.endpoint)
-    assert asked_of(fetch(hub_id(), tmp_path, endpoint=hub.endpoint, token=TOKEN)) == ["a"]
+        fetch_from_hub(hub_id(), tmp_path, endpoint=hub.endpoint)
+    assert asked_of(fetch_from_hub(hub_id(), tmp_path, endpoint=hub.endpoint, token=TOKEN)) == ["a"]
     assert {token for _, path, token in hub.asked if "/resolve/" in path} == {f"Bearer {TOKEN}"}
 
 
 def refusal(hub: Hub, wanted: HubId, where: Path, *, endpoint: str | None = None, max_bytes: int = 10**9) -> FtError:
     with pytest.raises(FtError) as caught:
-        fetch(wanted, where, endpoint=endpoint or hub.endpoint, max_bytes=max_bytes)
+        fetch_from_hub(wanted, where, endpoint=endpoint or hub.endpoint, max_bytes=max_bytes)
     return caught.value
 
 
@@ -288,13 +288,13 @@ def test_every_refusal_says_what_to_do(hub: Hub, tmp_path: Path) -> None:
 
 def test_a_platform_without_a_hub_says_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        fetch(hub_id(), tmp_path, endpoint=None)
+        fetch_from_hub(hub_id(), tmp_path, endpoint=None)
     assert caught.value.code == "hub_disabled"
 
 
 def test_a_hub_that_does_not_answer_is_no_fault_of_the_tenant(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as caught:
-        fetch(hub_id(), tmp_path, endpoint="http://127.0.0.1:9")
+        fetch_from_hub(hub_id(), tmp_path, endpoint="http://127.0.0.1:9")
     assert (caught.value.code, caught.value.fault) == ("hub_unavailable", Fault.PLATFORM)
 
 
@@ -304,9 +304,9 @@ def test_bytes_that_are_not_those_of_the_commit_are_refused(hub: Hub, tmp_path: 
     hub.large = {"train.jsonl"} if large else set()
     hub.spoiled = {"train.jsonl"}
     with pytest.raises(IntegrityError, match="not those of the commit"):
-        fetch(hub_id(), tmp_path, endpoint=hub.endpoint)
+        fetch_from_hub(hub_id(), tmp_path, endpoint=hub.endpoint)
     hub.spoiled = set()
-    assert asked_of(fetch(hub_id(), tmp_path, endpoint=hub.endpoint)) == ["a"]
+    assert asked_of(fetch_from_hub(hub_id(), tmp_path, endpoint=hub.endpoint)) == ["a"]
 
 
 CARD = """---

@@ -73,7 +73,7 @@ def test_prose_is_no_transcript(text: str) -> None:
 
 
 def read(value: dict[str, Any]) -> tuple[Example | None, list[Problem]]:
-    found = shapes.detect(value)
+    found = shapes.detect_shape(value)
     assert found is not None
     return shapes.to_example(value, found[0], row=1)
 
@@ -152,7 +152,7 @@ def tally(path: Path, column_map: dict[str, str] | None) -> tuple[Counter[str], 
     codes: Counter[str] = Counter()
     examples = []
     for row in open_rows(path, filename=path.name, column_map=column_map).rows:
-        found = shapes.detect(row.value)
+        found = shapes.detect_shape(row.value)
         example, problems = shapes.to_example(row.value, found[0], row=row.number) if found else (None, [shapes.unknown_shape(row.value)])
         problems = problems or list(order_problems(example)) if example else problems
         codes.update({p.code for p in problems})
@@ -178,7 +178,7 @@ def test_hh_rlhf_is_refused_with_a_map_that_reads_it() -> None:
 def test_gsm8k_says_how_to_map_it() -> None:
     path = shared_file("gsm8k_test.jsonl")
     row = json.loads(path.read_text().splitlines()[0])
-    assert shapes.detect(row) is None
+    assert shapes.detect_shape(row) is None
     fix = shapes.unknown_shape(row).fix
     assert "--map question=prompt,answer=completion" in fix
     codes, examples = tally(path, parse_column_map(fix.rpartition(" ")[2]))
@@ -187,5 +187,5 @@ def test_gsm8k_says_how_to_map_it() -> None:
 
 def test_banking77_is_explained_before_it_trains_as_text() -> None:
     row = next(open_rows(shared_file("banking77_test.csv"), filename="banking77_test.csv").rows)
-    assert shapes.detect(row.value) == ("text", "rows have 'text', and 'category' is read by nothing")
+    assert shapes.detect_shape(row.value) == ("text", "rows have 'text', and 'category' is read by nothing")
     assert "--map text=prompt,category=completion" in (shapes.advice(row.value) or ("", ""))[1]

@@ -14,7 +14,7 @@ import pytest
 from core.errors import InvalidDataset
 from engine.data.ingest import Policies, load_rows, validate_file
 from engine.data.packs.build import PackSettings, build_pack
-from engine.data.preview import preview, render_lines
+from engine.data.row_preview import preview, preview_lines
 from engine.data.schema import Example, Message
 from engine.data.tokens.assistant_turns import reasoning_of
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
@@ -157,7 +157,7 @@ def test_the_check_the_preview_and_the_pack_report_the_same_turns_without_loss(
     shown = preview(load_rows(output), tokenizer, max_seq_len=256, num_examples=7)
     assert [one.turns for one in shown] == [["rewritten_in_history", "loss"]] * 6 + [["loss"]]
     line = "  no loss on assistant turn 1 of 2: the chat template writes it differently once more messages follow"
-    assert line in list(render_lines(shown[0], colour=False))
+    assert line in list(preview_lines(shown[0], colour=False))
     packed = pq.read_table(tmp_path / "pack" / "shard-00000.parquet")
     with_loss = sum(sum(label != IGNORE for label in labels) for labels in packed["labels"].to_pylist())
     assert with_loss == sum(one.num_trained_tokens for one in shown) == manifest.num_trained_tokens

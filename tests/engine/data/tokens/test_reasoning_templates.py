@@ -17,19 +17,19 @@ from core.errors import InvalidDataset
 from engine.data.identity import content_hash
 from engine.data.ingest import Policies, load_rows, validate_file
 from engine.data.packs.build import PackSettings, build_pack, build_preference_pack
-from engine.data.preview import pieces, preview, render_lines
+from engine.data.row_preview import preview, preview_lines, preview_pieces
 from engine.data.schema import Example, Message, canonical, parse_canonical
 from engine.data.shapes import to_example
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from engine.data.tokens.loss_mask import IGNORE
-from engine.data.tokens.reasoning_probe import SIDES, Marks, Opening, Openings, Side, Switch
+from engine.data.tokens.reasoning_probe import SIDES, Opening, Side, TemplateOpenings, ThinkingSwitch, ThinkMarks
 from tests.engine.data.tokens.test_templates import build
 from tests.support.models.reasoning_templates import TEMPLATES
 
 Load = Callable[[str], Path]
 ASKED = {"role": "user", "content": "How much is 1+1?"}
-ENABLE_THINKING = Switch(name="enable_thinking", value=False, side="without_reasoning")
-EFFORT = Switch(name="reasoning_effort", value="low", side="without_reasoning")
+ENABLE_THINKING = ThinkingSwitch(name="enable_thinking", value=False, side="without_reasoning")
+EFFORT = ThinkingSwitch(name="reasoning_effort", value="low", side="without_reasoning")
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +72,12 @@ def warned(report: Any) -> dict[str, str]:
 
 
 FACTS = {
-    "switched": ("reasoning_content", True, "last_turn", ENABLE_THINKING, Marks()),
-    "opened": ("reasoning_content", True, "last_turn", None, Marks(before="", after="</think>")),
-    "one line": ("reasoning_content", True, "last_turn", None, Marks(before="", after="</think>")),
-    "stripped": (None, False, "all_turns", None, Marks()),
-    "kept": ("reasoning_content", True, "all_turns", None, Marks()),
-    "channels": ("thinking", True, "last_turn", EFFORT, Marks(before="/analysis", after="assistant/final", plain="/final")),
+    "switched": ("reasoning_content", True, "last_turn", ENABLE_THINKING, ThinkMarks()),
+    "opened": ("reasoning_content", True, "last_turn", None, ThinkMarks(before="", after="</think>")),
+    "one line": ("reasoning_content", True, "last_turn", None, ThinkMarks(before="", after="</think>")),
+    "stripped": (None, False, "all_turns", None, ThinkMarks()),
+    "kept": ("reasoning_content", True, "all_turns", None, ThinkMarks()),
+    "channels": ("thinking", True, "last_turn", EFFORT, ThinkMarks(before="/analysis", after="assistant/final", plain="/final")),
 }
 
 
@@ -98,7 +98,7 @@ def test_a_template_that_refuses_a_variable_or_every_sample_has_no_switch(tmp_pa
     (model / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
     never = ChatTokenizer.load(model).reasoning
     assert never is not None and (never.facts.field, never.facts.loss, never.facts.switch) == (None, "last_turn", None)
-    assert never.marks == Marks()
+    assert never.marks == ThinkMarks()
 
 
 @pytest.mark.parametrize("name", ["switched", "opened", "one line", "kept", "channels"])
@@ -267,15 +267,15 @@ def test_a_preview_shows_which_tokens_are_reasoning(model: Load, name: str) -> N
         assert span.text not in tokenizer.decode(shown.input_ids[span.start + 1 : span.end])
         assert span.text not in tokenizer.decode(shown.input_ids[span.start : span.end - 1])
     assert shown.num_reasoning_tokens == sum(s.end - s.start for s in shown.reasoning_spans)
-    assert all(loss for text, loss, is_reasoning in pieces(shown) if is_reasoning)
-    assert "".join(text for text, _, _ in pieces(shown)) == shown.text
-    lines = "\n".join(render_lines(shown, colour=False))
+    assert all(loss for text, loss, is_reasoning in preview_pieces(shown) if is_reasoning)
+    assert "".join(text for text, _, _ in preview_pieces(shown)) == shown.text
+    lines = "\n".join(preview_lines(shown, colour=False))
     assert f"{{?{reasoning}?}}" in lines and lines.count("{+") == lines.count("+}") == len(shown.loss_spans)
     last = shown.reasoning_spans[-1]
     (cut,) = preview([example], tokenizer, max_seq_len=last.start + 4)
     assert (cut.truncated, cut.reasoning_spans[-1].end) == (True, last.start + 4)
     assert reasoning.startswith(cut.reasoning_spans[-1].text)
-    assert "".join(text for text, _, _ in pieces(cut)) == cut.text[: cut.kept_chars]
+    assert "".join(text for text, _, _ in preview_pieces(cut)) == cut.text[: cut.kept_chars]
 
 
 def opening(kwargs: str, side: Side, **more: Any) -> Opening:
@@ -283,11 +283,11 @@ def opening(kwargs: str, side: Side, **more: Any) -> Opening:
 
 
 def test_any_number_of_variables_makes_a_bounded_count_and_one_warning() -> None:
-    openings = Openings()
+    openings = TemplateOpenings()
     for n in range(500):
         for side in SIDES:
             openings.add(opening(json.dumps({"seed": n}), side))
-    merged = Openings()
+    merged = TemplateOpenings()
     merged.merge(openings)
     assert len(openings.counts) == len(merged.counts) == 51 and merged.counts == openings.counts
     assert sum(group["with_reasoning"] for group in merged.listed()) == 500
@@ -299,7 +299,7 @@ def test_any_number_of_variables_makes_a_bounded_count_and_one_warning() -> None
 def test_rows_that_safety_share_mixes_in_are_warned_of_with_a_fix_that_the_tenant_can_apply(model: Load) -> None:
     reasoning = ChatTokenizer.load(model("switched")).reasoning
     assert reasoning is not None
-    openings = Openings()
+    openings = TemplateOpenings()
     for example in (chat(thought("2", "hm")), replace(chat(thought("No.", None)), row=-1)):
         openings.add(reasoning.opening(example))
     assert openings.counts == {"{}": {"with_reasoning": 1, "without_reasoning": 0, "unprompted": 0, "mixed_in": 1}}
@@ -362,7 +362,7 @@ def test_a_preview_of_many_spans_does_not_decode_the_row_for_each(model: Load) -
     assert len(shown.reasoning_spans) == spans + 1
     assert 0 < tokenizer.num_decoded <= 2 * len(shown.input_ids)
     assert [shown.text[s.start_char : s.end_char] for s in shown.reasoning_spans[1:]] == [f"\u00e9{n}" for n in range(spans)]
-    assert sum(is_reasoning for _, _, is_reasoning in pieces(shown)) == spans + 1
+    assert sum(is_reasoning for _, _, is_reasoning in preview_pieces(shown)) == spans + 1
 
 
 def test_reasoning_is_shown_where_normalization_changes_the_text(model: Load) -> None:
@@ -379,7 +379,7 @@ def test_reasoning_is_shown_where_normalization_changes_the_text(model: Load) ->
 def test_a_preview_without_reasoning_has_none(model: Load) -> None:
     (shown,) = preview([chat(thought("2", None))], ChatTokenizer.load(model("switched")), max_seq_len=1000)
     assert (shown.reasoning_spans, shown.num_reasoning_tokens) == ((), 0)
-    assert [loss for _, loss, _ in pieces(shown)] == [False, True, False]
+    assert [loss for _, loss, _ in preview_pieces(shown)] == [False, True, False]
 
 
 def test_a_pack_counts_how_its_answers_begin(model: Load, jsonl: Callable[..., Path], tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_a_pack_counts_how_its_answers_begin(model: Load, jsonl: Callable[..., P
         "{}": {"with_reasoning": 3, "without_reasoning": 4, "unprompted": 0},
         '{"enable_thinking": false}': {"with_reasoning": 0, "without_reasoning": 5, "unprompted": 0},
     }
-    ((code, message),) = Openings(counts=pack.openings).warnings(ENABLE_THINKING)
+    ((code, message),) = TemplateOpenings(counts=pack.openings).warnings(ENABLE_THINKING)
     assert code == "mixed_reasoning" and message.startswith("3 answers with reasoning and 4 without")
     pairs = [
         Example(
@@ -419,22 +419,22 @@ def test_rows_with_variables_are_filled_by_pattern_with_the_ids_of_the_template(
 @pytest.mark.parametrize(
     ("marks", "text", "split"),
     [
-        (Marks(), "<think>\nhm\n</think>\n\n2", ("hm", "2")),
-        (Marks(), "so it is\n</think>\n\n2", ("so it is", "2")),
-        (Marks(), "write </think> to end it", ("", "write </think> to end it")),
-        (Marks(), "<think> and no end", ("", "<think> and no end")),
-        (Marks(before=""), "so it is\n</think>\n\n2", ("so it is", "2")),
-        (Marks(before=""), "17 and 25 make 42.</think>It is 42.", ("17 and 25 make 42.", "It is 42.")),
-        (Marks(before=""), "</think>It is 42.", ("", "It is 42.")),
-        (Marks(before=""), "<think>hm</think>2", ("hm", "2")),
-        (Marks(before=""), "so it has no end", ("", "so it has no end")),
+        (ThinkMarks(), "<think>\nhm\n</think>\n\n2", ("hm", "2")),
+        (ThinkMarks(), "so it is\n</think>\n\n2", ("so it is", "2")),
+        (ThinkMarks(), "write </think> to end it", ("", "write </think> to end it")),
+        (ThinkMarks(), "<think> and no end", ("", "<think> and no end")),
+        (ThinkMarks(before=""), "so it is\n</think>\n\n2", ("so it is", "2")),
+        (ThinkMarks(before=""), "17 and 25 make 42.</think>It is 42.", ("17 and 25 make 42.", "It is 42.")),
+        (ThinkMarks(before=""), "</think>It is 42.", ("", "It is 42.")),
+        (ThinkMarks(before=""), "<think>hm</think>2", ("hm", "2")),
+        (ThinkMarks(before=""), "so it has no end", ("", "so it has no end")),
         (FACTS["channels"][4], "/analysis\nhmassistant/final\n2", ("hm", "2")),
         (FACTS["channels"][4], "/final\n2", ("", "\n2")),
         (FACTS["channels"][4], "<think>hm</think>2", ("hm", "2")),
         (FACTS["channels"][4], "/analysis without an end", ("", "/analysis without an end")),
     ],
 )
-def test_reasoning_is_split_off_by_the_marks_of_the_template(marks: Marks, text: str, split: tuple[str, str]) -> None:
+def test_reasoning_is_split_off_by_the_marks_of_the_template(marks: ThinkMarks, text: str, split: tuple[str, str]) -> None:
     assert marks.split(text) == split
     assert marks.is_unfinished(text) == text.endswith(("no end", "an end"))
     reasoning, answer = split

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from core.errors import InvalidDataset, InvalidRequest
-from engine.data.preview import preview
+from engine.data.row_preview import preview
 from engine.data.schema import Example, Message, ToolCall
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from engine.data.tokens.loss_mask import IGNORE
@@ -196,7 +196,7 @@ def test_a_preview_shows_text_ids_and_loss_spans(tokenizer: ChatTokenizer) -> No
 
 
 def test_the_stage_loads_no_heavy_library() -> None:
-    modules = ", ".join(f"engine.data.{m}" for m in ("ingest", "packs.build", "preview", "readers.row_stream", "tokens.chat_tokenizer"))
+    modules = ", ".join(f"engine.data.{m}" for m in ("ingest", "packs.build", "row_preview", "readers.row_stream", "tokens.chat_tokenizer"))
     heavy = "{'torch', 'transformers', 'datasets', 'dagster', 'peft', 'trl', 'numba'}"
     code = f"import sys, {modules}; found = {heavy} & set(sys.modules); assert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[4], timeout=60)

@@ -13,7 +13,7 @@ from engine.data.checks.tool_usage import tools_problem
 from engine.data.conversation import read_conversation
 from engine.data.ingest import Policies, validate_file
 from engine.data.packs.build import PackSettings, build_pack
-from engine.data.preview import preview
+from engine.data.row_preview import preview
 from engine.data.shapes import to_example
 from engine.data.stored_rows import load_rows
 from engine.data.tokens.chat_tokenizer import ChatTokenizer

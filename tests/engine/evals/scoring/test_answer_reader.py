@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from core.errors import InvalidRequest
-from engine.data.tokens.reasoning_probe import Marks
+from engine.data.tokens.reasoning_probe import ThinkMarks
 from engine.evals.config import parse_eval_config
 from engine.evals.scoring import judge
 from engine.evals.scoring.report import EvalReport, sample_rows, score_table
@@ -21,8 +21,8 @@ from tests.engine.data.tokens.test_templates import build
 from tests.support.jobs.evaluation_results import built, result, section, subject
 from tests.support.models.reasoning_templates import CHANNELS, ONE_LINE
 
-CHANNEL_MARKS = Marks(before="/analysis", after="assistant/final", plain="/final")
-WRITTEN = {Marks(): "<think>\n{}\n</think>\n\n{}", CHANNEL_MARKS: "/analysis\n{}assistant/final\n{}"}
+CHANNEL_MARKS = ThinkMarks(before="/analysis", after="assistant/final", plain="/final")
+WRITTEN = {ThinkMarks(): "<think>\n{}\n</think>\n\n{}", CHANNEL_MARKS: "/analysis\n{}assistant/final\n{}"}
 """How a model of each template writes reasoning and answer, with other white space than the rows have."""
 
 
@@ -46,7 +46,7 @@ def exact(made: EvalReport) -> float:
 
 
 @pytest.mark.parametrize("marks", WRITTEN)
-def test_stripped_answers_are_scored_alone_and_scored_ones_with_their_reasoning(marks: Marks) -> None:
+def test_stripped_answers_are_scored_alone_and_scored_ones_with_their_reasoning(marks: ThinkMarks) -> None:
     items = holdout()
     right = [WRITTEN[marks].format(f"because {k}", f"answer {k}") for k in range(8)]
     otherwise = [WRITTEN[marks].format(f"since {k}", f"answer {k}") for k in range(8)]
@@ -128,7 +128,7 @@ def test_an_items_variables_decide_which_marks_its_answer_has(tmp_path: Path) ->
     items = [thinking, replace(plain, reasoning="", template_kwargs={"enable_thinking": False})]
     for mode in ("strip", "score"):
         reader = AnswerReader.of_model(model, mode=mode, items=items)  # type: ignore[arg-type]
-        assert (reader.marks.before, reader.item_marks["i1"]) == ("", Marks())
+        assert (reader.marks.before, reader.item_marks["i1"]) == ("", ThinkMarks())
         report = built(answered(items, ["because 0</think>answer 0", "answer 1"]), items, reader=reader)
         assert report.reasoning is not None
         assert report.reasoning.subjects["adapter"] == ReasoningCount(num_answers=2, with_reasoning=1, unfinished=0, mean_chars=9.0)

@@ -27,7 +27,7 @@ from control_plane.tenants import service as tenants
 from core import layout
 from core.base_models import Catalogue
 from core.durable_files import KEPT_UNUSED_S
-from engine.data.blocks.pass_progress import Progress
+from engine.data.blocks.pass_progress import PassProgress
 from ft_assets.datasets import step
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
@@ -108,7 +108,7 @@ def two_jobs(platform: Platform, path: Path) -> tuple[str, list[str]]:
 
 
 def tokenized(seen: list[Any]) -> bool:
-    return "tokenizing" in [s.stage if isinstance(s, Progress) else s for s in seen]
+    return "tokenizing" in [s.stage if isinstance(s, PassProgress) else s for s in seen]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_second_job_tokenizes_nothing_whatever_became_of_the_files(
 ) -> None:
     here = machine("a")
     tenant, (one, two) = two_jobs(here, write_chat_rows(150))
-    seen: list[Progress] = []
+    seen: list[PassProgress] = []
     first = step.pack(here, tenant, one, progress=seen.append)
     assert not first.reused and tokenized(seen)
     seen.clear()

@@ -9,7 +9,7 @@ import pytest
 
 from core.errors import InvalidRequest
 from core.typed_json import from_json
-from engine.data.preview import TRAINED, Preview, preview, render_lines
+from engine.data.row_preview import TRAINED, Preview, preview, preview_lines
 from engine.data.schema import Example, Message, ToolCall
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from engine.data.tokens.loss_mask import IGNORE
@@ -46,27 +46,27 @@ def test_what_is_cut_is_shown_as_cut(tokenizer: ChatTokenizer) -> None:
     assert (whole.truncated, cut.truncated, cut.num_tokens) == (False, True, whole.num_tokens)
     assert cut.text == whole.text
     assert cut.text[: cut.kept_chars].endswith("assistant\nYes")
-    assert "\n".join(render_lines(cut, colour=False)).endswith("{+Yes+}{- indeed.<|im_end|>\n-}")
+    assert "\n".join(preview_lines(cut, colour=False)).endswith("{+Yes+}{- indeed.<|im_end|>\n-}")
 
 
 def test_a_text_is_shown_with_the_token_that_ends_it(tokenizer: ChatTokenizer) -> None:
     (shown,) = preview([Example(kind="text", text="abc")], tokenizer, max_seq_len=100)
     assert shown.text == "abc<|im_end|>"
-    assert list(render_lines(shown, colour=False)) == ["row 0 (text): 4 tokens, 3 with loss", "a{+bc<|im_end|>+}"]
+    assert list(preview_lines(shown, colour=False)) == ["row 0 (text): 4 tokens, 3 with loss", "a{+bc<|im_end|>+}"]
 
 
 def test_a_row_without_loss_says_so(tokenizer: ChatTokenizer) -> None:
     silent = Example(kind="chat", messages=(Message(role="user", content="Hi?"), Message(role="assistant", content="Yes.", weight=0)))
     (shown,) = preview([silent], tokenizer, max_seq_len=100)
-    lines = list(render_lines(shown, colour=False))
+    lines = list(preview_lines(shown, colour=False))
     assert "  no loss: no token of this row is trained" in lines
     (shown,) = preview([chat_example("Hi?", "Yes.")], tokenizer, max_seq_len=100)
-    assert not any("no loss" in line for line in render_lines(shown, colour=False))
+    assert not any("no loss" in line for line in preview_lines(shown, colour=False))
 
 
 def test_lines_mark_the_loss_with_and_without_colour(tokenizer: ChatTokenizer) -> None:
     (shown,) = preview([chat_example("Hi?", "Yes.", row=7)], tokenizer, max_seq_len=100)
-    plain, colour = ("\n".join(render_lines(shown, colour=c)) for c in (False, True))
+    plain, colour = ("\n".join(preview_lines(shown, colour=c)) for c in (False, True))
     assert "assistant\n{+Yes.<|im_end|>+}" in plain
     assert "\x1b" not in plain
     assert f"assistant\n{TRAINED}Yes.<|im_end|>" in colour
@@ -75,7 +75,7 @@ def test_lines_mark_the_loss_with_and_without_colour(tokenizer: ChatTokenizer) -
 @pytest.mark.parametrize("colour", [False, True])
 def test_content_cannot_steer_the_terminal(tokenizer: ChatTokenizer, colour: bool) -> None:
     (shown,) = preview([chat_example("a\x1b[2Jb\r", "c\u202ed\x07")], tokenizer, max_seq_len=100)
-    lines = "\n".join(render_lines(shown, colour=colour))
+    lines = "\n".join(preview_lines(shown, colour=colour))
     assert "\\u001b[2Jb\\u000d" in lines and "c\\u202ed\\u0007" in lines
     assert "\x1b[2J" not in lines and "\x07" not in lines
 

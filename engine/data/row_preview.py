@@ -150,7 +150,7 @@ def _reasoning_spans(text: str, places: Iterable[Span], offsets: NDArray[np.int6
             yield TokenSpan(start=start, end=end, start_char=first, end_char=end_char, text=text[first:end_char])
 
 
-def pieces(shown: Preview) -> Iterator[tuple[str, bool, bool]]:
+def preview_pieces(shown: Preview) -> Iterator[tuple[str, bool, bool]]:
     """Yields the text that the tokens cover in pieces, each with whether it carries loss and whether it is reasoning."""
     changes: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
     for counter, spans in zip(changes, (shown.loss_spans, shown.reasoning_spans), strict=True):
@@ -171,7 +171,7 @@ def _place(text: str, said: str, expected: int, after: int) -> int:
     return max(after, expected) if found < 0 else found
 
 
-def render_lines(shown: Preview, *, colour: bool) -> Iterator[str]:
+def preview_lines(shown: Preview, *, colour: bool) -> Iterator[str]:
     """Returns the preview for a terminal: text with loss is green, or between ``{+`` and ``+}``; reasoning is italic, or between ``{?``
     and ``?}``; truncated text is faint, or after ``{-``."""
     side = f", {shown.side}" if shown.side else ""
@@ -196,7 +196,7 @@ def render_lines(shown: Preview, *, colour: bool) -> Iterator[str]:
 def _marked(shown: Preview, *, colour: bool) -> Iterator[str]:
     """Yields the text that the tokens cover, with marks around loss and reasoning."""
     in_loss = False
-    for text, loss, reasoning in pieces(shown):
+    for text, loss, reasoning in preview_pieces(shown):
         said = _printable(text)
         if colour:
             yield f"{REASONING * reasoning}{TRAINED * loss}{said}{PLAIN}" if loss or reasoning else said
