@@ -14,10 +14,10 @@ if __package__ in (None, ""):
 
 from benchmarks.scheduler.simulation import policies, report, tables, trace
 from benchmarks.scheduler.simulation.nodes import place
-from control_plane.queue.simulation.cluster_simulation import Simulation
-from control_plane.queue.simulation.costs import Costs
-from control_plane.queue.simulation.simulated_job import SimulatedJob
 from engine.scheduler.pools import Pool, equal_nodes
+from engine.scheduler.simulation.cluster_simulation import Simulation
+from engine.scheduler.simulation.costs import Costs
+from engine.scheduler.simulation.simulated_job import SimulatedJob
 
 LEAST_MTBF_DAYS = Costs().repair_s / 86400
 

@@ -20,9 +20,9 @@ from typing import Any
 from benchmarks.scheduler.simulation import policies, report, synthetic, tables, trace
 from benchmarks.scheduler.simulation.model_estimates import ModelEstimates
 from benchmarks.scheduler_sim import cluster
-from control_plane.queue.simulation.cluster_simulation import Simulation
-from control_plane.queue.simulation.simulated_job import SimulatedJob
 from engine.scheduler.pools import Pool
+from engine.scheduler.simulation.cluster_simulation import Simulation
+from engine.scheduler.simulation.simulated_job import SimulatedJob
 
 HERE = Path(__file__).parents[1]
 PHILLY_GPUS = 144

@@ -21,12 +21,12 @@ from typing import Any
 from benchmarks.scheduler.simulation import synthetic
 from benchmarks.scheduler.simulation.policies import ours
 from control_plane.capacity import configured_pools
-from control_plane.queue.simulation.cluster_simulation import Simulation
-from control_plane.queue.simulation.costs import Costs
-from control_plane.queue.simulation.outcome import Outcome
-from control_plane.queue.simulation.simulated_job import SimulatedJob
 from engine.scheduler import Decision, Snapshot
 from engine.scheduler.pools import Pool, equal_nodes
+from engine.scheduler.simulation.cluster_simulation import Simulation
+from engine.scheduler.simulation.costs import Costs
+from engine.scheduler.simulation.outcome import Outcome
+from engine.scheduler.simulation.simulated_job import SimulatedJob
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "pools.yaml"
 PROMISED = {"premium": 300.0, "standard": 3600.0}

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from control_plane.planning.arrivals import submissions
 from control_plane.planning.job_mix import DAY_S, JobMix
 from control_plane.planning.sized_kind import SizedKind
-from control_plane.queue.simulation.cluster_simulation import Simulation
-from control_plane.queue.simulation.outcome import Outcome, Record, quantile
 from control_plane.tenants.rules import TIERS, tier_named
 from core.errors import InvalidRequest
-from engine.scheduler import Pool, schedule
+from engine.scheduler import Outcome, Pool, Record, Simulation, quantile, schedule
 
 LEAST_DAYS, WARM_UP_DAYS = 1.0, 3.0
 """Fewest days that are counted, and days before them, which begin with an empty cluster: the planned mix's longest jobs run for two to

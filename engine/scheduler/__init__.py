@@ -41,3 +41,7 @@ from engine.scheduler.pools import (
     widest_of,
 )
 from engine.scheduler.rules import DEFAULT_RULES, STARTS_WITHIN_S, Rules
+from engine.scheduler.simulation.cluster_simulation import Simulation
+from engine.scheduler.simulation.costs import Costs
+from engine.scheduler.simulation.outcome import Outcome, Record, quantile
+from engine.scheduler.simulation.simulated_job import SimulatedJob

@@ -81,7 +81,7 @@ PACE_OF_SEVERAL = 0.9
 SETUP_S = 30.0
 """Seconds of a training process before its first step, without loading weights: imports, the run's files, the self-test."""
 READ_BYTES_PER_S, NODE_READ_BYTES_PER_S = 0.4e9, 0.9e9
-"""Bytes per second of weights from storage: one process, and all of a node together (`control_plane.queue.simulation.costs`)."""
+"""Bytes per second of weights from storage: one process, and all of a node together (`engine.scheduler.simulation.costs`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ from functools import cache
 
 from benchmarks.estimates import published
 from control_plane.jobs.estimates.rules import Finished, Kind, correction, remaining_s
-from control_plane.queue.simulation.simulated_job import SimulatedJob
+from engine.scheduler.simulation.simulated_job import SimulatedJob
 
 MODELS = 6
 """Base models that the jobs of a class are spread over, by their tenants: as many as the shipped recipes know sizes."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from control_plane.queue.simulation.outcome import Outcome, Record, quantile
 from engine.scheduler.model import TIER_ORDER
+from engine.scheduler.simulation.outcome import Outcome, Record, quantile
 
 SHORT_S = 600.0
 """Bound of the bounded slowdown: a job under ten minutes counts as ten, so that seconds of waiting before a short test are no disaster."""

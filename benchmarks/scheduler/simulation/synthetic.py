@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from control_plane.planning import job_mix, kind_sizes
 from control_plane.planning.arrivals import arrival_times, submissions
-from control_plane.queue.simulation.simulated_job import SimulatedJob
+from engine.scheduler.simulation.simulated_job import SimulatedJob
 
 DAY, HOUR = 86400.0, 3600.0
 MIX = job_mix.load()

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from control_plane.queue.simulation.simulated_job import CHECKPOINT_S, SimulatedJob
 from engine.scheduler.model import TIER_ORDER
 from engine.scheduler.pools import JOB_CLASSES
+from engine.scheduler.simulation.simulated_job import CHECKPOINT_S, SimulatedJob
 
 REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
 OPTIONAL = ("tenant", "tier", "job_class", "spot", "checkpoint_s")

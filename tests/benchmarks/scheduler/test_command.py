@@ -14,7 +14,7 @@ from benchmarks.scheduler import campaign
 from benchmarks.scheduler.simulation import report, synthetic, trace
 from benchmarks.scheduler.simulation.policies import easy, fifo, shortest_first
 from benchmarks.scheduler_sim import cluster, main
-from control_plane.queue.simulation.cluster_simulation import Simulation
+from engine.scheduler.simulation.cluster_simulation import Simulation
 
 KEYS = [
     "avg_completion_s",

@@ -11,9 +11,9 @@ from benchmarks.estimates import published
 from benchmarks.scheduler.simulation import policies, report, synthetic
 from benchmarks.scheduler.simulation.model_estimates import RUNS, ModelEstimates
 from benchmarks.scheduler_sim import cluster
-from control_plane.queue.simulation.cluster_simulation import Simulation
-from control_plane.queue.simulation.outcome import Outcome
-from control_plane.queue.simulation.simulated_job import SimulatedJob
+from engine.scheduler.simulation.cluster_simulation import Simulation
+from engine.scheduler.simulation.outcome import Outcome
+from engine.scheduler.simulation.simulated_job import SimulatedJob
 
 JOBS = synthetic.planned_mix(5, days=0.5, premium="share")
 

@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.scheduler.simulation import policies
 from benchmarks.scheduler.simulation.nodes import place
-from control_plane.queue.simulation.cluster_simulation import Simulation
-from control_plane.queue.simulation.costs import Costs
-from control_plane.queue.simulation.simulated_job import SimulatedJob
 from engine import scheduler
 from engine.scheduler import Placement, Running, Snapshot, Start, Waiting
 from engine.scheduler.pools import Pool, equal_nodes
+from engine.scheduler.simulation.cluster_simulation import Simulation
+from engine.scheduler.simulation.costs import Costs
+from engine.scheduler.simulation.simulated_job import SimulatedJob
 
 
 def pool(num_gpus: int, fabrics_of: int = 0) -> Pool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control_plane.planning import waits
-from control_plane.queue.simulation.outcome import Outcome, Span
+from engine.scheduler.simulation.outcome import Outcome, Span
 
 
 def test_utilisation_is_that_of_the_counted_days() -> None:

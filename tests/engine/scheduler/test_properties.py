@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scheduler.simulation import synthetic
-from control_plane.queue.simulation.cluster_simulation import Simulation
 from engine.scheduler import DEFAULT_RULES, Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting, schedule
 from engine.scheduler.pools import Pool, equal_nodes
+from engine.scheduler.simulation.cluster_simulation import Simulation
 from tests.engine.scheduler.queue_cases import HOUR, NOW, Job, play, pool
 
 TIERS = st.sampled_from(["premium", "standard", "standard", "free"])

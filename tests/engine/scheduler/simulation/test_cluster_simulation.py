@@ -9,12 +9,12 @@ import pytest
 
 from benchmarks.scheduler.simulation import policies, report, synthetic
 from benchmarks.scheduler.simulation.policies import easy, fifo, first_fit, shortest_first
-from control_plane.queue.simulation.cluster_simulation import Simulation
-from control_plane.queue.simulation.costs import Costs
-from control_plane.queue.simulation.outcome import Outcome
-from control_plane.queue.simulation.simulated_job import SimulatedJob
 from engine.scheduler import Decision, Preempt, Reason, Reservation, Snapshot, Start, Wait
 from engine.scheduler.pools import Pool, equal_nodes
+from engine.scheduler.simulation.cluster_simulation import Simulation
+from engine.scheduler.simulation.costs import Costs
+from engine.scheduler.simulation.outcome import Outcome
+from engine.scheduler.simulation.simulated_job import SimulatedJob
 
 NO_COSTS = Costs(save_s=0.0, load_s={"lora": 0.0, "large": 0.0, "full": 0.0})
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.scheduler.simulation.policies import Policy
-from control_plane.queue.simulation.cluster_simulation import Simulation
-from control_plane.queue.simulation.reservation_watch import ReservationWatch
-from control_plane.queue.simulation.simulated_job import SimulatedJob
 from engine.scheduler import Decision, Reason, Reservation, Snapshot, Start, Wait
 from engine.scheduler.pools import Pool, equal_nodes
+from engine.scheduler.simulation.cluster_simulation import Simulation
+from engine.scheduler.simulation.reservation_watch import ReservationWatch
+from engine.scheduler.simulation.simulated_job import SimulatedJob
 
 HEARD = 0.0
 

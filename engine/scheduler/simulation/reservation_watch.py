@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from engine.scheduler import RESERVED_FOR, Pool, Reservation
+from engine.scheduler.model import Reservation
+from engine.scheduler.pools import RESERVED_FOR, Pool
 
 LATE_S = 1.0
 """A start this much later than its reservation breaks it; below a second, times differ by rounding only."""

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from control_plane.queue.simulation.costs import Costs
-from control_plane.queue.simulation.outcome import Outcome, Record, Span
-from control_plane.queue.simulation.reservation_watch import LATE_S, ReservationWatch
-from control_plane.queue.simulation.simulated_job import SimulatedJob
-from engine.scheduler import Decision, Placement, Pool, Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting
+from engine.scheduler.model import Decision, Placement, Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting
+from engine.scheduler.pools import Pool
+from engine.scheduler.simulation.costs import Costs
+from engine.scheduler.simulation.outcome import Outcome, Record, Span
+from engine.scheduler.simulation.reservation_watch import LATE_S, ReservationWatch
+from engine.scheduler.simulation.simulated_job import SimulatedJob
 
 Policy = Callable[[Snapshot, float], Sequence[Decision]]
 ARRIVAL, END, RELEASE, FAILURE, REPAIR, WAKE = range(6)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from control_plane.queue.simulation.simulated_job import SimulatedJob
-from engine.scheduler import Placement
+from engine.scheduler.model import Placement
+from engine.scheduler.simulation.simulated_job import SimulatedJob
 
 
 @dataclass(slots=True)
