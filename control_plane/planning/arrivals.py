@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from control_plane.planning.job_mix import DAY_S, JobMix
 from control_plane.planning.rules import SPREAD
 from control_plane.planning.sized_kind import SizedKind
-from engine.scheduler import RESERVED_FOR
-from engine.scheduler import SimulatedJob
+from engine.scheduler import RESERVED_FOR, SimulatedJob
 
 TENANTS = 40
 """Tenants of each tier that submit in one week. Their sizes follow Zipf's law: the largest submits nearly a quarter of the tier's jobs."""
