@@ -20,8 +20,10 @@ def retrieve(platform: PlatformDep, tenant: Reader) -> schemas.Quota:
     """Return your limits and what you have used, reserved and left this month."""
     found = quotas.tenant_quota(platform, tenant)
     owner, at, soft = found.tenant, found.standing, found.tenant.soft_gpu_hours
+    tier = tier_named(owner.tier)
     return schemas.Quota.model_validate({
-        **asdict(tier_named(owner.tier)),
+        **asdict(tier),
+        "starts_within_s": tier.starts_within_s,
         **asdict(owner),
         **quotas.month_in_hours(owner, found.month, at),
         "tenant": owner.id,
