@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from control_plane.cli.exits import Exit
-from control_plane.cli.output import Json, print_json, say
-from control_plane.cli.record_views import add_commands, listing, show, since
+from ft_client.cli.exits import Exit
+from ft_client.cli.output import Json, print_json, say
+from ft_client.cli.record_views import add_commands, listing, show, since
 
 
 def register(app: typer.Typer) -> None:

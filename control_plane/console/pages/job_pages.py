@@ -29,12 +29,12 @@ from control_plane.jobs.duplicate_requests import Attempt
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.tables import Job
 from control_plane.platform.job_states import FINAL, TRANSITIONS, JobState
-from control_plane.queue.status.messages import waiting_line
 from core.errors import NotFound
 from engine.adapters.promotion_rules import Releasability
 from engine.adapters.stages import Stage
 from engine.evals.gate.advice import combined
 from engine.training.failures import Outcome
+from ft_client.queue_messages import waiting_line
 
 JOBS = "/console/jobs"
 STATUSES = ("running", "queued", "paused", "succeeded", "failed", "cancelled")
