@@ -25,8 +25,8 @@ from control_plane.cli import (
 from control_plane.cli.keys import operator_commands, signing_key_commands
 from control_plane.cli.local_platform import local
 from control_plane.cli.protection import backup_commands, key_rotation_commands
-from ft_client.cli.data.dataset_commands import Map, parse_map
 from ft_client.cli.data.suite_commands import ADDED, REMOVED, SUITES, Field, File, Name
+from ft_client.cli.data_commands import Map, parse_map
 from ft_client.cli.record_views import add_group, document, listing, since
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from control_plane.cli.local_platform import local
-from ft_client.cli.account.key_commands import span_s
+from ft_client.cli.account_commands import span_s
 from ft_client.cli.job_progress import wall_clock
 from ft_client.cli.record_views import add_group, document, listing, since
 

@@ -11,7 +11,7 @@ import typer
 
 from control_plane.billing import csv_export
 from control_plane.cli.local_platform import local, open_local
-from ft_client.cli.account.usage_commands import By, End, Start, micros_of, moment_of, when
+from ft_client.cli.billing_commands import By, End, Start, micros_of, moment_of, when
 from ft_client.cli.output import Json, print_json, say, table
 from ft_client.cli.record_views import add_group, document, listing, show, since
 

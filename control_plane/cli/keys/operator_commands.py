@@ -10,8 +10,9 @@ import typer
 
 from control_plane.cli.local_platform import local, open_local
 from control_plane.cli.protection import audit_chain_commands
-from ft_client.cli.account import audit_commands, key_commands
-from ft_client.cli.account.key_commands import Lifetime, span_s
+from ft_client.cli import account_commands as key_commands
+from ft_client.cli.account import audit_commands
+from ft_client.cli.account_commands import Lifetime, span_s
 from ft_client.cli.dates import unix_seconds
 from ft_client.cli.output import Json
 from ft_client.cli.record_views import add_group, document, listing, since

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ft_client.cli.data.dataset_commands import Map, parse_map
+from ft_client.cli.data_commands import Map, parse_map
 from ft_client.cli.record_views import add_group, count, listing, since
 from ft_client.cli.remote import remote
 

@@ -14,8 +14,8 @@ import typer
 
 from core.errors import InvalidDataset
 from ft_client.cli.account.quota_commands import quota_line
-from ft_client.cli.data.dataset_commands import Encoding, Map, Offline, RowsAt, local_file, parse_map, parse_policies
-from ft_client.cli.jobs.job_commands import (
+from ft_client.cli.data_commands import Encoding, Map, Offline, RowsAt, local_file, parse_map, parse_policies
+from ft_client.cli.job_commands import (
     Adapter,
     Method,
     NumGpus,

@@ -39,7 +39,7 @@ from core import layout
 from core.errors import IntegrityError
 from ft_client import FtClient
 from ft_client.cli.command_tree import build
-from ft_client.cli.models.export_commands import _verified
+from ft_client.cli.export_commands import _verified
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.finished_job import finish
 from tests.support.platform.declared_tables import declared_tables

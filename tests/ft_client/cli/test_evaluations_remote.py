@@ -12,7 +12,7 @@ import pytest
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
 from ft_client import FtClient
-from ft_client.cli.jobs.evaluation_commands import printable, show_samples
+from ft_client.cli.evaluation_commands import printable, show_samples
 from tests.support.jobs.evaluation_results import store_evaluation
 
 Ft = Callable[..., Any]

@@ -34,7 +34,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from core.layout import attempt_prefix
-from ft_client.cli.jobs.job_commands import cost_so_far, log_lines
+from ft_client.cli.job_commands import cost_so_far, log_lines
 from ft_client.cli.record_views import job_state
 from tests.support.jobs.registered_adapter import add_adapter
 
@@ -262,7 +262,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_running_and_says_how_to_come_back(
     ft_env: dict[str, str], platform: Platform, tenant: Tenant, api_url: str, api_key: str, job_id: str
 ) -> None:
     env = {**ft_env, "FT_API_URL": api_url, "FT_API_KEY": api_key}
-    command = [sys.executable, "-m", "ft_client.cli", "job", job_id, "--wait"]
+    command = [sys.executable, "-m", "ft_client", "job", job_id, "--wait"]
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as p:
         assert p.stderr is not None
         first = p.stderr.readline()

@@ -11,7 +11,7 @@ import typer
 
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from ft_client.cli.jobs.sweep_commands import parse_parameters
+from ft_client.cli.submission_commands import parse_parameters
 from tests.support.jobs.finished_job import finish
 
 Ft = Callable[..., Any]

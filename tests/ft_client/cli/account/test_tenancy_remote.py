@@ -17,7 +17,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
 from core.errors import FtError, InvalidRequest
 from ft_client.cli.account.audit_commands import _cell
-from ft_client.cli.account.key_commands import span_s
+from ft_client.cli.account_commands import span_s
 from ft_client.cli.command_tree import build
 
 Ft = Callable[..., Any]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from core.errors import FtError, InvalidDataset, NotFound
+from engine.data.report_lines import report_lines
 from ft_client.cli import session
-from ft_client.cli.data.dataset_report import report_lines
 from ft_client.cli.exits import Exit, show_error
 from ft_client.cli.output import Json, ago, fields, print_json, say
 from ft_client.cli.record_views import Limit, add_commands, add_group, count, given, listing, since

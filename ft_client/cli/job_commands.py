@@ -16,7 +16,7 @@ import typer
 from control_plane.platform.job_states import JobState
 from ft_client.cli import job_progress
 from ft_client.cli.account.quota_commands import quota_line
-from ft_client.cli.data.dataset_commands import HUB, Encoding, Map, Policy, RowsAt, accepted, parse_map, parse_policies, send
+from ft_client.cli.data_commands import HUB, Encoding, Map, Policy, RowsAt, accepted, parse_map, parse_policies, send
 from ft_client.cli.exits import Exit
 from ft_client.cli.job_progress import reason, waiting
 from ft_client.cli.output import Json, ago, fields, number, print_json, say

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from core.errors import InvalidRequest
-from ft_client.cli.jobs.evaluation_commands import tell
+from ft_client.cli.evaluation_commands import tell
 from ft_client.cli.models import registry_commands, signature_commands
 from ft_client.cli.output import Json, ago, percent
 from ft_client.cli.record_views import add_commands, add_group, listing, show, since

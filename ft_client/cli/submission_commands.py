@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ft_client.cli.exits import Exit
-from ft_client.cli.jobs.job_commands import (
+from ft_client.cli.job_commands import (
     TrainingFiles,
     check_given,
     file_id_of,
