@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import getpass
 import json
 import os
@@ -11,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from core.errors import InvalidRequest, Unavailable
-from ft_client.cli import record_views
+from ft_client.cli.commands import Commands
 
 if TYPE_CHECKING:
     from control_plane.platform.context import Platform
@@ -44,7 +43,7 @@ def open_local() -> Iterator[Platform]:
         platform = open_platform(settings)
         at_the_end.callback(platform.logins.dispose)
         try:
-            yield platform.acting_as(Actor(kind="operator", id=f"cli:{getpass.getuser()}"))
+            yield platform.acting_as(Actor(kind="operator", id=user()))
         except OperationalError as e:
             if settings.embedded_database and postmaster_pid(settings) is None:
                 raise Unavailable(down, code="stack_down") from e
@@ -66,5 +65,19 @@ def _refuse_another_store(settings: Settings) -> None:
             )
 
 
-local = functools.partial(record_views.command, open_local)
-"""``@local(view)`` makes a command of a function that takes the platform first."""
+def user() -> str:
+    """Return the machine's user, as records of changes name them."""
+    return f"cli:{getpass.getuser()}"
+
+
+@contextmanager
+def _settings() -> Iterator[Settings]:
+    from control_plane.platform.settings import load
+
+    yield load()
+
+
+local = Commands(opened=open_local)
+"""Makes commands of functions that take the platform first."""
+with_settings = Commands(opened=_settings)
+"""Makes commands of functions that take the settings first, and work without a database."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.whole_queue_commands import columns
+from control_plane.cli.capacity_commands import columns
 from control_plane.platform.settings import Settings
 from core.epoch_time import span_words
 from core.errors import InvalidRequest
+from ft_client.cli.commands import Commands
 from ft_client.cli.output import number
-from ft_client.cli.record_views import command
 
 if TYPE_CHECKING:
     from control_plane.planning.job_mix import JobMix
@@ -36,11 +36,11 @@ def _settings() -> Iterator[Settings]:
     yield load_settings()
 
 
-def show(found: Mapping[str, Any]) -> None:
+def _show(found: Mapping[str, Any]) -> None:
     print("\n".join(lines(found)))
 
 
-@command(_settings, show)
+@Commands(opened=_settings)(_show)
 def plan(
     settings: Settings,
     mix: Annotated[Path | None, typer.Argument(metavar="MIX", help="YAML or JSON file with the mix. Default: the planned mix.")] = None,

@@ -27,11 +27,9 @@ from deploy.local import lifecycle
 from deploy.local.stack_view import StackView
 from deploy.local.supervisor.stack_report import Phase
 from ft_client import FtClient
-from ft_client.cli.exits import show_error
 from ft_client.cli.job_progress import follow
-from ft_client.cli.output import percent
-from ft_client.cli.remote import connect
-from ft_client.cli.session import Credentials
+from ft_client.cli.output import percent, show_error
+from ft_client.cli.session import Credentials, connect
 from ft_client.demo import tickets
 from resources.atomic_write import write_atomically
 

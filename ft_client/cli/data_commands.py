@@ -1,10 +1,14 @@
-"""``ft check`` (offline), ``ft upload`` and ``ft datasets``."""
+"""Commands on data: ``ft demo-data``, ``check``, ``upload``, ``preview``, ``datasets``, ``files``, ``contamination``, ``suites``."""
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,74 +16,133 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from core.errors import FtError, InvalidDataset, NotFound
-from engine.data.report_lines import report_lines
+from core.errors import Conflict, FtError, InvalidDataset, InvalidRequest, NotFound
 from ft_client.cli import session
-from ft_client.cli.exits import Exit, show_error
-from ft_client.cli.output import Json, ago, fields, print_json, say
-from ft_client.cli.record_views import Limit, add_commands, add_group, count, given, listing, since
-from ft_client.cli.remote import connect, remote
+from ft_client.cli.command_options import Encoding, Map, Policy, RowsAt, parse_map, parse_policies
+from ft_client.cli.commands import Limit, add_commands, add_group, argument, count, given, listing, option, since
+from ft_client.cli.output import Exit, Json, ago, fields, print_json, say, show_error
+from ft_client.cli.session import connect, remote
 
 if TYPE_CHECKING:
     from engine.data.policies import Policies
-    from ft_client import FtClient
+    from ft_client import FtClient, Record
 
-Map = Annotated[
-    str | None, typer.Option("--map", help="Columns of a CSV or Parquet file: `text=prompt,category=completion` (COLUMN=FIELD).")
-]
 Model = Annotated[
     str | None, typer.Option("--model", "-m", help="Base model: its tokenizer is used to count tokens and detect control tokens.")
 ]
-Policy = Annotated[
-    list[str] | None,
-    typer.Option("--policy", metavar="CHECK=VERDICT", help="Policy of a check, such as `pii=redact`; may be repeated."),
-]
-Encoding = Annotated[
-    str | None, typer.Option("--encoding", help="Encoding of the file if it is not UTF-8: windows-1252, utf-16, mac-roman, ...")
-]
-RowsAt = Annotated[str | None, typer.Option("--rows-at", metavar="KEY", help="Key of the rows, in a file that is one JSON object.")]
 Offline = Annotated[
     bool,
     typer.Option("--offline", help="Do not ask the platform for limits, contamination lists and models; compare with this directory's."),
 ]
+Dataset = argument("Dataset id.", metavar="ID")
+FileId = argument("File id (`ft files list`).", metavar="ID")
+ListName = Annotated[str, typer.Argument(help="Name of the list: letters, digits, '_' and '-'.")]
+ListFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL, JSON, CSV or Parquet; a row is an item.")]
+ListField = Annotated[str, typer.Option("--field", help="Field that holds the question; several with commas between.")]
+SuiteName = argument("Name of the suite: letters, digits, '_' and '-'.")
 HUB = "hf://"
 VERSIONS = listing({
     "ID": "id", "NAME": lambda d: f"{d['name']} v{d['version']}", "FORMAT": "format", "ROWS": count("row_count"),
     "TOKENS": count("token_count"), "REVIEW": "review", "CREATED": since("created_at"),
 })  # fmt: skip
+SUITES = listing({"NAME": "name", "OWNER": "owner", "ITEMS": count("num_items"), "FIELD": "field", "CREATED": since("created_at")})
+CAPABILITIES = listing({
+    "NAME": lambda s: s["name"] + (" (default)" if s["default"] else ""), "VERSION": "version", "SHOTS": count("num_fewshot", "?"),
+    "ITEMS": count("num_items", "?"), "READY": lambda s: "yes" if s["ready"] else f"no: {s['reason']}",
+})  # fmt: skip
+SCORED = listing({
+    "NAME": "name", "VERSION": count("version"), "ITEMS": count("num_items"), "SCORED BY": "metric",
+    "AT LEAST": lambda s: "" if s["min_score"] is None else f"{s['min_score']:g}", "MAX DROP": lambda s: f"{s['max_drop']:g}",
+    "CREATED": since("created_at"),
+})  # fmt: skip
+ADDED = "contamination list {name}: {num_items} items; new uploads are checked for them"
+REMOVED = "contamination list {name} is removed"
+
+
+def _expiry(file: Record) -> str:
+    at = file.get("expires_at")
+    return "never" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+FILES = listing({
+    "ID": "id", "FILE": "filename", "BYTES": count("bytes"), "PURPOSE": "purpose", "STATUS": "status", "CREATED": since("created_at"),
+    "EXPIRES": _expiry,
+})  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
-    add_commands(app, "Data", check, upload)
-    versions = {"list": list_versions, "show": show, "approve": approve}
-    add_group(app, "datasets", versions, help="Validated, immutable dataset versions.", panel="Data")
+    add_commands(app, "Data", {"demo-data": demo_data, "check": check, "upload": upload, "preview": preview})
+    add_group(app, "datasets", "Validated, immutable dataset versions.", {
+        "list": remote.call("datasets.list", "List dataset versions, newest first.", VERSIONS, limit=(Limit, 20)),
+        "show": show_dataset,
+        "approve": remote.call("datasets.approve", "Let jobs train on a dataset that a policy holds for review.",
+            "dataset {dataset_id}: review {review}", dataset_id=Dataset),
+    }, panel="Data")  # fmt: skip
+    add_group(app, "files", "Uploaded files.", {
+        "list": remote.call("files.list", "List files, newest first.", FILES,
+            limit=(option("--limit", "", "-n", min=1, max=10_000, type=int), 20)),
+        "show": remote.call("files.retrieve", "Show a file; `ft datasets show ID` prints its report.", _show_file, file_id=FileId),
+        "download": remote.call(_download, "Download the bytes as uploaded, and verify them against the file's sha256.",
+            "{file}: sha256 {sha256}", file=FileId,
+            out=option("--out", "Output file; by default its name, in this directory.", "-o", type=Path | None)),
+        "validate": remote.call("files.validate", "Validate a file again after the platform failed to.",
+            "file {id} is {status}; `ft files show {id}` shows its progress", file_id=FileId),
+        "delete": remote.call("files.delete",
+            "Delete a file's bytes; the dataset version made from them stays. Refused while an unfinished job uses it.",
+            "file {file_id} is deleted", file_id=FileId),
+    }, panel="Data")  # fmt: skip
+    lists = {
+        "add": remote.call(_add_list, "Register a contamination list of your own; uploads from now on are checked for its items.", ADDED,
+            name=ListName, file=ListFile, field=(ListField, "question"), column_map=Map),
+        "list": remote.call("suites.list", "List the contamination lists that ship, the operator's and yours.", SUITES),
+        "remove": remote.call("suites.delete", "Remove one of your contamination lists.", REMOVED, name=ListName),
+    }  # fmt: skip
+    add_group(app, "contamination", "Contamination lists that your datasets are checked against.", lists, panel="Data")
+    add_group(app, "suites", "General tasks that jobs are evaluated with; also the commands of `ft contamination`.", {
+        "capability": remote.call("capability_suites.list",
+            "List general tasks that jobs can be evaluated with (eval_config.capability), and which are ready.", CAPABILITIES),
+        **lists,
+    }, panel="Data")  # fmt: skip
+    add_group(app, "scored-suites", "Suites of your own that models are evaluated with.", {
+        "add": remote.call(_add_scored, "Add a suite, or the next version of one: prompts with answers, scored by a metric or a grader.",
+            "scored suite {name}, version {version}: {num_items} items; evaluate with it: ft submit FILE --suite {name}", name=SuiteName,
+            file=argument("JSONL, JSON, CSV or Parquet; a row is an item with its answer.", type=Path, exists=True, dir_okay=False),
+            metric=option("--metric", "exact_match, accuracy, rouge_l, json_valid, ..."),
+            grader=option("--grader", "JSON file with a grader, in place of a metric.", type=Path | None, exists=True, dir_okay=False),
+            min_score=option("--min-score", "Least score that a model needs, from 0 to 1.", type=float | None),
+            max_drop=option("--max-drop", "Most that it may fall below its base model; 0.02 by default.", type=float | None)),
+        "list": remote.call("scored_suites.list", "List the newest version of each of your scored suites.", SCORED),
+        "versions": remote.call("scored_suites.versions", "List the versions of a scored suite, newest first.", SCORED, name=SuiteName),
+        "remove": remote.call("scored_suites.delete", "Remove a scored suite with all of its versions.", "scored suite {name} is removed",
+            name=SuiteName),
+    }, panel="Data")  # fmt: skip
 
 
-def parse_map(text: str | None) -> dict[str, str] | None:
-    """``{"text": "prompt"}`` for ``text=prompt``; a usage error for anything else."""
-    from engine.data.readers.column_map import parse_column_map
+def demo_data(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write to; created if missing.")], as_json: Json = False
+) -> None:
+    """Write the demo's support tickets: 1,500 rows to train on and 240 held out; the same bytes each time."""
+    from ft_client.demo import tickets
 
-    try:
-        return None if text is None else parse_column_map(text)
-    except InvalidDataset as error:
-        raise typer.BadParameter(error.message) from None
-
-
-def parse_policies(pairs: list[str] | None, *, encoding: str | None = None, rows_at: str | None = None) -> Mapping[str, object] | None:
-    """``{"pii": "redact"}`` for ``pii=redact``; numbers are numbers; a usage error for what is no pair.
-
-    With them goes how the file is read: its `encoding`, and the key `rows_at` that holds its rows.
-    """
-    found: dict[str, object] = {}
-    for pair in pairs or ():
-        name, sep, value = pair.partition("=")
-        if not (name.strip() and sep and value.strip()):
-            raise typer.BadParameter(f"{pair!r} is not CHECK=VERDICT; write --policy pii=redact")
-        try:
-            found[name.strip()] = float(value)
-        except ValueError:
-            found[name.strip()] = value.strip()
-    return {**found, **given(encoding=encoding, rows_at=rows_at)} or None
+    texts = {directory / name: text for name, text in tickets.files().items()}
+    for path, text in texts.items():
+        if path.exists() and (not path.is_file() or path.read_bytes() != text.encode()):
+            raise Conflict(f"{path} exists with other content; name another directory", code="file_exists", param="DIR")
+    directory.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    training, validation = (str(directory / name) for name in (tickets.TICKETS, tickets.HOLDOUT))
+    following = f"ft check {shlex.quote(training)} --model demo-llama-3m"
+    if as_json:
+        rows = [text.count("\n") for text in texts.values()]
+        print_json(
+            {"training_file": training, "validation_file": validation, "rows": rows[0], "validation_rows": rows[1], "next": following}
+        )
+        return
+    for path, text in texts.items():
+        print(path)
+        say(f"wrote {text.count(chr(10)):,} rows to {path}")
+    say(f"next: {following}")
 
 
 def check(
@@ -111,27 +174,33 @@ def check(
     with local_file(file) as path:
         report = _validate(path, file, mapping, model, policies, max_seq_len, offline=offline)
     if html is not None:
-        from control_plane.console.documents.report_page import report_page
-
-        html.write_text(report_page(report, name=file))
+        html.write_text(_page(report, name=file))
         say(f"the report is in {html}")
     if as_json:
         print_json(report)
     elif html is None:
-        show_report(report, name=file)
+        _show_report(report, name=file)
     if not report["valid"]:
         raise typer.Exit(Exit.FAILED)
 
 
+def _page(report: Mapping[str, Any], *, name: str) -> str:
+    try:
+        from control_plane.console.documents.report_page import report_page
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            "--html needs the platform's package on this machine; leave it out, or upload the file", param="html"
+        ) from error
+    return report_page(report, name=name)
+
+
 @contextmanager
 def local_file(given: str) -> Iterator[Path]:
-    """Yields the file's path; a dataset of the Hub is fetched into a temporary directory. Exits with code 2 if it cannot be read."""
+    """Yield the file's path; a dataset of the Hub is fetched into a temporary directory. Exits with code 2 if it cannot be read."""
     if given.startswith(HUB):
-        from control_plane.platform.settings import load
         from engine.data.readers.hub import hub_dataset
 
-        settings = load()
-        access: Any = {"endpoint": settings.hub_endpoint, "token": settings.hub_token or None}
+        access: Any = {"endpoint": session.hub_endpoint(), "token": session.setting("FT_HUB_TOKEN") or None}
         with tempfile.TemporaryDirectory(prefix="ft-hub-") as directory:
             try:
                 pinned = hub_dataset.parse_hub_id(given, scratch=Path(directory), **access)
@@ -159,7 +228,6 @@ def _validate(
     offline: bool,
 ) -> Mapping[str, Any]:
     """Return the report that the platform makes of `file`, and what could not be compared with the platform (``platform``)."""
-    from control_plane.platform.settings import load
     from engine.data.ingest import Policies, validate_file
     from engine.data.report.validation_report import counted_by
     from ft_client.cli.data import platform_inputs
@@ -175,16 +243,11 @@ def _validate(
                 "name the --model that counts tokens" if base is None else f"{base.id} takes {base.context_length} tokens"
             )
         result = validate_file(
-            file,
-            filename=file.name,
-            called=called,
-            column_map=mapping,
+            file, filename=file.name, called=called, column_map=mapping,
             policies=Policies(**{**policies.to_dict(), "max_examples": inputs.max_examples}),
-            model_dir=base.directory if base else None,
-            max_seq_len=(max_seq_len or base.context_length) if base else None,
-            suites=inputs.suites,
-            classifier=load().toxicity_classifier,
-        )
+            model_dir=base.directory if base else None, max_seq_len=(max_seq_len or base.context_length) if base else None,
+            suites=inputs.suites, classifier=session.setting("FT_TOXICITY_CLASSIFIER") or "builtin",
+        )  # fmt: skip
     counted = None if base is None else {**counted_by(base), **given(max_seq_len=max_seq_len)}
     if inputs.not_compared:
         say(f"not compared with {', '.join(inputs.not_compared)}{f': {inputs.reason}' if inputs.reason else ''}")
@@ -201,8 +264,9 @@ def _check_size(file: Path, most: int | None) -> None:
         )
 
 
-def show_report(report: Mapping[str, Any], *, name: str) -> None:
-    """Print a validation report as text."""
+def _show_report(report: Mapping[str, Any], *, name: str) -> None:
+    from engine.data.report_lines import report_lines
+
     for line in report_lines(report, name=name):
         print(line)
 
@@ -225,8 +289,10 @@ def upload(
     options = {"column_map": parse_map(column_map), "policies": parse_policies(policy, encoding=encoding, rows_at=rows_at), "model": model}
     if not file.startswith(HUB) and not Path(file).is_file():
         raise typer.BadParameter(f"{file!r} is not a file here")
-    if hub_token:
-        options |= {"hub_token": _hub_token(file)}
+    if hub_token:  # asked for by name: a token that happens to be in the environment is not sent to another machine
+        options |= {"hub_token": session.setting("FT_HUB_TOKEN")}
+        if not options["hub_token"] or not file.startswith(HUB):
+            raise typer.BadParameter("--hub-token is for hf:// ids, and needs FT_HUB_TOKEN to be set")
     with connect() as client:
         made = send(client, file, options, wait=wait)
         if as_json:
@@ -237,16 +303,6 @@ def upload(
             fields({"file": made["filename"], "bytes": made["bytes"], "status": made["status"], "dataset": made["dataset_id"]})
     if made["status"] == "error":
         raise typer.Exit(Exit.FAILED)
-
-
-def _hub_token(file: str) -> str:
-    """Asked for by name: a token that happens to be in the environment is not sent to another machine."""
-    from control_plane.platform.settings import load
-
-    token = load().hub_token
-    if not token or not file.startswith(HUB):
-        raise typer.BadParameter("--hub-token is for hf:// ids, and needs FT_HUB_TOKEN to be set")
-    return token
 
 
 def send(client: FtClient, given: str, options: Mapping[str, Any], *, wait: bool = True) -> Mapping[str, Any]:
@@ -266,13 +322,78 @@ def send(client: FtClient, given: str, options: Mapping[str, Any], *, wait: bool
     return made
 
 
-@remote(VERSIONS)
-def list_versions(client: FtClient, limit: Limit = 20) -> Any:
-    """List dataset versions, newest first."""
-    return client.datasets.list(limit=limit).take(limit)
+def accepted(client: FtClient, made: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `made` if the upload is valid or still being validated; else print its report to stderr and refuse it."""
+    from engine.data.report_lines import report_lines
+
+    if made["status"] != "error":
+        return made
+    try:
+        for line in report_lines(client.datasets.report(made["id"]), name=made["filename"]):
+            say(line)
+    except NotFound:
+        pass  # refused before a report could be made; the reason is in the details
+    raise InvalidDataset(f"{made['filename']} ({made['id']}) is not valid: {made.get('status_details') or 'see the report above'}")
 
 
-def show(
+def preview(
+    subject: Annotated[
+        str, typer.Argument(metavar="FILE_OR_ID", help="A local dataset file (nothing is uploaded), or the id of a dataset or file.")
+    ],
+    model: Annotated[str, typer.Option("--model", "-m", help="Base model whose template and tokenizer are used.")] = "demo-llama-3m",
+    num_examples: Annotated[int, typer.Option("--num-examples", "-n", min=1, max=100)] = 5,
+    max_seq_len: Annotated[int | None, typer.Option("--max-seq-len", min=1, help="Tokens after which an example is truncated.")] = None,
+    column_map: Map = None,
+    encoding: Encoding = None,
+    rows_at: RowsAt = None,
+    offline: Offline = False,
+    as_json: Json = False,
+) -> None:
+    """Show the first examples exactly as they are trained on: rendered text, tokens, which parts carry loss, what is truncated."""
+    if subject.startswith(("ds_", "file-")) and not Path(subject).is_file():
+        with connect() as client:
+            shown = client.datasets.preview(subject, model=model, num_examples=num_examples, max_seq_len=max_seq_len)["data"]
+    else:
+        with local_file(subject) as path:
+            reading = {"column_map": parse_map(column_map), "policies": parse_policies(None, encoding=encoding, rows_at=rows_at)}
+            shown = _preview_here(path, model, reading, num_examples, max_seq_len, offline=offline)
+    if as_json:
+        print_json(shown)
+        return
+    from core.typed_json import from_json
+    from engine.data.preview import Preview, render_lines
+
+    for one in shown:
+        for line in render_lines(from_json(Preview, one), colour=sys.stdout.isatty()):
+            print(line)
+
+
+def _preview_here(
+    path: Path, model: str, reading: Mapping[str, Any], num_examples: int, max_seq_len: int | None, *, offline: bool
+) -> Sequence[Mapping[str, Any]]:
+    from engine.data.ingest import Policies, load_rows, validate_file
+    from engine.data.preview import preview as previewed
+    from engine.data.tokens.chat_tokenizer import ChatTokenizer
+    from ft_client.cli.data import platform_inputs
+
+    with tempfile.TemporaryDirectory(prefix="ft-preview-") as directory:
+        base, reason = platform_inputs.base_model(Path(directory), model, offline=offline)
+        assert base.directory is not None
+        if reason is not None:
+            say(f"shown with the {model} of this directory, not with the platform's tokenizer and template: {reason}")
+        rows = Path(directory) / "rows.parquet"
+        policies = Policies.from_request(reading["policies"] or {}, bad_rows="drop")
+        report = validate_file(path, filename=path.name, column_map=reading["column_map"], policies=policies, output=rows).report
+        if not report.valid:
+            raise InvalidDataset(f"{path} has nothing to show: {report.summary()}; `ft check {path}` lists every problem")
+        if bad := report.stats["bad_rows"]:
+            say(f"{bad:,} row{' with problems is' if bad == 1 else 's with problems are'} not shown; `ft check {path}` lists every problem")
+        tokenizer = ChatTokenizer.load(base.directory)
+        length = max_seq_len or base.context_length
+        return [asdict(p) for p in previewed(load_rows(rows), tokenizer, max_seq_len=length, num_examples=num_examples)]
+
+
+def show_dataset(
     dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset id (`ft datasets list`), or a file id for its report.")],
     as_json: Json = False,
 ) -> None:
@@ -286,22 +407,31 @@ def show(
     if version is not None:
         hidden = ("object", "report_url")
         fields({k.replace("_", " "): ago(v) if k.endswith("_at") else v for k, v in version.items() if k not in hidden})
-    show_report(report, name=dataset)
+    _show_report(report, name=dataset)
 
 
-@remote("dataset {dataset}: review {review}")
-def approve(client: FtClient, dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset id.")]) -> Any:
-    """Let jobs train on a dataset that a policy holds for review."""
-    return client.datasets.approve(dataset)
+def _show_file(found: Record) -> None:
+    shown = {k.replace("_", " "): v for k, v in found.items() if k not in ("object", "progress", "report_url", "created_at", "expires_at")}
+    fields({**shown, "created": ago(found["created_at"]), "expires": _expiry(found)})
 
 
-def accepted(client: FtClient, made: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`made` if the upload is valid or still being looked at; else its report on stderr and a refusal."""
-    if made["status"] != "error":
-        return made
+def _download(client: FtClient, file: str, out: Path | None = None) -> Any:
+    target = out or Path(client.files.retrieve(file)["filename"])
+    if target.exists():
+        raise typer.BadParameter(f"{target} exists; choose another place with --out")
+    return {"file": str(target), "sha256": client.files.download(file, target)}
+
+
+def _add_list(client: FtClient, file: Path, column_map: str | None = None, **named: str) -> Any:
+    return client.suites.create(file, column_map=parse_map(column_map), **named)  # type: ignore[arg-type]
+
+
+def _add_scored(client: FtClient, file: Path, grader: Path | None = None, **named: Any) -> Any:
+    return client.scored_suites.create(file, grader=_read_grader(grader) if grader else None, **named)
+
+
+def _read_grader(path: Path) -> Any:
     try:
-        for line in report_lines(client.datasets.report(made["id"]), name=made["filename"]):
-            say(line)
-    except NotFound:
-        pass  # refused before a report could be made; the reason is in the details
-    raise InvalidDataset(f"{made['filename']} ({made['id']}) is not valid: {made.get('status_details') or 'see the report above'}")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{path} is not JSON: {error}", code="invalid_grader", param="grader") from None

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from core.storable_text import shown_answer
-from ft_client.cli.exits import Exit
-from ft_client.cli.output import Json, number, print_json, say, table
-from ft_client.cli.remote import connect
+from ft_client.cli.output import Exit, Json, number, print_json, say, table
+from ft_client.cli.session import connect
 
 if TYPE_CHECKING:
     from ft_client import Record

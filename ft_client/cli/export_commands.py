@@ -17,7 +17,7 @@ import typer
 
 from core.errors import Conflict, FtError, IntegrityError, InvalidRequest, Unavailable
 from ft_client.cli.output import Json, print_json, say
-from ft_client.cli.remote import connect, remote
+from ft_client.cli.session import connect, hub_endpoint, remote
 
 if TYPE_CHECKING:
     from ft_client import FtClient, Record
@@ -109,11 +109,9 @@ def _verified(archive: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _endpoint(push: str | None, token: str) -> str:
-    from control_plane.platform.settings import load
-
     if push is None:
         return ""
-    endpoint = load().hub_endpoint
+    endpoint = hub_endpoint()
     if not endpoint:
         raise InvalidRequest("no Hub is set up on this machine; set FT_HUB_ENDPOINT to its address", code="hub_disabled", param="push")
     if not token:

@@ -100,6 +100,14 @@ def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[Record]:
     return fresh[::-1]
 
 
+def job_state(job: Mapping[str, Any]) -> str:
+    """Return the state of a job, or of a sweep's trial, in words: one whose model failed its gate was trained."""
+    if (job.get("error") or {}).get("code") == "gate_failed":
+        return "trained, not approved"
+    state = str(job.get("state") or job["status"])
+    return f"{state}, not approved" if state == "succeeded" and job.get("adapter_id") and not job.get("fine_tuned_model") else state
+
+
 def reason(job: Mapping[str, Any]) -> str:
     """Return why a job waits: the code and, if there are any, the words; empty for a job that does not wait."""
     return ": ".join(str(job[k]) for k in ("reason", "reason_detail") if job.get(k))

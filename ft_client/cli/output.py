@@ -1,7 +1,8 @@
-"""Output of commands: tables and sentences for people, JSON for programs."""
+"""Output of commands: tables and sentences for people, JSON for programs; exit codes, and errors for both."""
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from core.errors import FtError
 from ft_client.cli.remedies import in_commands
 
 if TYPE_CHECKING:
@@ -18,6 +20,31 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")]
+
+
+class Exit(enum.IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    CANCELLED = 3
+    UNREACHABLE = 4
+    INTERRUPTED = 130
+
+
+UNREACHABLE = frozenset({"unreachable", "stack_down", "database_unreachable"})
+"""Codes of "nothing answers"; a broken part of the platform is an ordinary failure."""
+
+
+def exit_code(error: FtError) -> Exit:
+    return Exit.UNREACHABLE if error.code in UNREACHABLE else Exit.FAILED
+
+
+def show_error(error: FtError, *, as_json: bool) -> None:
+    """Write the message with its code to stderr; with ``--json`` also the error body to stdout."""
+    if as_json:
+        print_json({"error": error.to_dict()})
+    where = f", {error.param}" if error.param else ""
+    print(f"ft: {in_commands(error.message)} [{error.code}{where}]", file=sys.stderr)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -110,3 +137,8 @@ def ago(unix_s: float | None) -> str:
 
 def percent(share: float | None) -> str:
     return "-" if share is None else f"{share * 100:.1f} %"
+
+
+def counted(number: int, what: str) -> str:
+    """Format ``1 GPU``, ``2 GPUs``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -11,6 +11,10 @@ from ft_client.record import Record
 from ft_client.wire import at, given
 
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
+STATES = FINAL | {
+    "validating", "queued", "provisioning", "running", "evaluating", "pausing", "paused", "preempted", "dead_letter",
+}  # fmt: skip
+"""What `state` of a job can be; `status` is OpenAI's word."""
 
 
 class Jobs(Resource):

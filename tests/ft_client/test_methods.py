@@ -15,8 +15,10 @@ import pytest
 
 import ft_client as package
 from control_plane.api.app import create_app
+from control_plane.platform.job_states import JobState
 from ft_client import FtClient
 from ft_client.connection import Resource
+from ft_client.resources.jobs import STATES
 
 SOURCE = Path(inspect.getfile(package)).parent / "resources"
 HTTP_OF = {"pages": "GET", "content": "GET", "growing": "GET", "events": "GET", "download": "GET", "send_file": "POST", "create": "POST"}
@@ -123,8 +125,12 @@ def test_every_method_says_what_it_does() -> None:
 
 
 def test_the_client_loads_neither_the_server_nor_pandas() -> None:
-    code = "import sys, ft_client; print(*sorted(m for m in sys.modules))"
+    code = "import sys; from ft_client import FtClient; print(*sorted(m for m in sys.modules))"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.split())
     assert "ft_client.resources.jobs" in loaded
-    kept_out = ("fastapi", "pydantic", "sqlalchemy", "pandas", "control_plane.api", "control_plane.jobs")
+    kept_out = ("fastapi", "pydantic", "sqlalchemy", "pandas", "control_plane", "engine", "typer")
     assert [m for m in loaded if m in kept_out] == []
+
+
+def test_the_client_knows_the_states_of_a_job() -> None:
+    assert frozenset(JobState) == STATES

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.base_models import BaseModel, Catalogue, template_digest, tokenizer_digest
+from core.base_models import BaseModel, Catalogue, catalogue_file, template_digest, tokenizer_digest
 from core.errors import FtError, InvalidRequest, NotFound, Unavailable, did_you_mean
 from ft_client.cli import session
-from ft_client.cli.remote import connect, require_answer
+from ft_client.cli.session import connect, require_answer
 
 if TYPE_CHECKING:
     from ft_client import FtClient
@@ -106,12 +106,9 @@ def _of_platform(client: FtClient, model: str, directory: Path) -> BaseModel:
 
 
 def _of_this_machine(model: str, reason: str) -> BaseModel:
-    from control_plane.models.operator_catalogue import catalogue_file
-    from control_plane.platform.settings import load
-
-    settings = load()
+    further = tuple(Path(path).absolute() for path in session.setting("FT_BASE_MODELS").split(":") if path)
     try:
-        base = Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir)).get(model)
+        base = Catalogue.load(further, operator=catalogue_file(session.home() / "models")).get(model)
     except NotFound as error:
         message = f"{error.message}. Only the models of this directory were looked at: {reason}"
         raise NotFound(message, code=error.code, param="model") from error

@@ -24,7 +24,7 @@ from control_plane.queue.tables import reservations
 from control_plane.tenants import suspension
 from control_plane.tenants.tables import tenants
 from core.workload import Kind
-from ft_client.cli.jobs.queue_commands import queue_lines, running_line
+from ft_client.cli.job_commands import queue_lines, running_line
 from tests.support.jobs.queued_jobs import Queued, queued
 from tests.support.jobs.registered_adapter import add_adapter
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ft_client import cli
+from ft_client import FtClient, cli
 from ft_client.cli.command_tree import MODULES, build
+from ft_client.cli.commands import imported as imported_function
 from ft_client.cli.output import print_manifests
 from tests.ft_client.cli import json_paths
 from tests.ft_client.cli.conftest import ROOT, Ft
@@ -51,9 +54,28 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_the_table_of_modules_names_every_command_that_they_register() -> None:
     for module, names in MODULES.items():
         apart = typer.Typer()
-        import_module(f"ft_client.cli.{module}").register(apart)
+        import_module(module).register(apart)
         registered = [c.name or typer.main.get_command_name(c.callback.__name__) for c in apart.registered_commands if c.callback]
         assert [*registered, *(g.name for g in apart.registered_groups)] == list(names), module
+
+
+def test_a_table_passes_options_that_its_function_takes() -> None:
+    with FtClient(base_url="http://127.0.0.1:9", api_key="x") as client:
+        seen = 0
+        for name, command in leaves(typer.main.get_command(build())):
+            call = inspect.unwrap(command.callback)
+            if isinstance(function := getattr(call, "function", None), str):
+                is_of_client = not function.startswith(("control_plane.", "resources."))
+                found, first = (attrgetter(function)(client), ()) if is_of_client else (imported_function(function), (None,))
+                inspect.signature(found).bind(*first, **dict.fromkeys(call.passes))
+                assert set(call.passes) <= set(inspect.signature(found).parameters) | documented_options(found), name
+                seen += 1
+    assert seen > 60
+
+
+def documented_options(method: Callable[..., Any]) -> set[str]:
+    """Options that a method of the client passes on in the body, as its docstring lists them."""
+    return set(re.findall(r"`(\w+)`", (inspect.getdoc(method) or "").partition("Options:")[2]))
 
 
 def test_json_may_stand_before_the_command_its_group_or_after() -> None:
@@ -189,10 +211,9 @@ def test_a_command_over_the_api_imports_no_heavy_library(ft_env: dict[str, str],
 
 
 def test_a_command_imports_its_own_module_and_no_other_one(ft_env: dict[str, str]) -> None:
-    code = call("recipes", "--help") + "\nprint('MODULES', *(m for m in sys.modules if m.startswith('ft_client.cli.')))"
+    code = call("recipes", "--help") + "\nprint('MODULES', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=ft_env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    found = {m.removeprefix("ft_client.cli.") for m in done.stdout.rpartition("MODULES")[2].split()}
-    assert found & set(MODULES) == {"jobs.recipe_commands"}
+    assert {*done.stdout.rpartition("MODULES")[2].split()} & {*MODULES} == {"ft_client.cli.job_commands"}
 
 
 @pytest.mark.parametrize(

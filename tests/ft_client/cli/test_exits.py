@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from ft_client.cli.exits import Exit, exit_code
+from ft_client.cli.output import Exit, exit_code
 from tests.ft_client.cli.conftest import Ft
 
 NOTHING_ANSWERS = {"unreachable", "stack_down", "database_unreachable"}

@@ -12,8 +12,8 @@ import pytest
 from control_plane.platform.job_events import as_reported, metrics_event
 from control_plane.tenants.rules import TIERS
 from core.errors import Unavailable
-from ft_client.cli.exits import Exit, exit_code
 from ft_client.cli.job_progress import POLL_S, JobView, follow, follow_validation, job_view
+from ft_client.cli.output import Exit, exit_code
 from tests.ft_client.scripted import client, error, ok
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from control_plane.cli import whole_queue_commands
+from control_plane.cli import capacity_commands as whole_queue_commands
 from control_plane.console.documents.queue_page import LEFT, WIDTH, queue_page, timeline
 from control_plane.platform.context import Platform, utc_now
 from control_plane.queue.status import view
-from ft_client.cli.jobs import queue_commands as commands
+from ft_client.cli import job_commands as commands
 from tests.support.jobs.queued_jobs import Queued, queued
 
 

@@ -12,9 +12,8 @@ import typer
 from core.errors import NotFound
 from core.telemetry.logs import PACKAGES
 from ft_client.cli.command_tree import build
-from ft_client.cli.exits import show_error
-from ft_client.cli.models.registry_commands import verdict
-from ft_client.cli.output import fields, number, say
+from ft_client.cli.model_commands import verdict
+from ft_client.cli.output import fields, number, say, show_error
 from ft_client.cli.remedies import COMMANDS, ROUTE, in_commands
 from tests.ft_client.cli.conftest import ROOT
 

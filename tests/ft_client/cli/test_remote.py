@@ -35,7 +35,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from core.layout import attempt_prefix
 from ft_client.cli.job_commands import cost_so_far, log_lines
-from ft_client.cli.record_views import job_state
+from ft_client.cli.job_progress import job_state
 from tests.support.jobs.registered_adapter import add_adapter
 
 MODEL = "tiny-base"

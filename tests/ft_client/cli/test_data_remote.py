@@ -183,3 +183,13 @@ def test_a_dataset_is_previewed_by_its_id(ft: Ft, write_chat_rows: Callable[...,
     done = ft("preview", made["dataset_id"], "--model", MODEL, "-n", "1")
     assert done.code == 0, done.err
     assert "What is 0 plus 0?" in done.out
+
+
+def test_capability_suites_are_listed_with_what_keeps_some_from_being_asked(ft: Callable[..., Any]) -> None:
+    listed = ft("suites", "capability")
+    assert listed.code == 0
+    lines = {line.split()[0]: " ".join(line.split()) for line in listed.out.splitlines() if line.strip()}
+    assert lines["standin_choices"].startswith("standin_choices 1.0 0 200 yes")
+    assert lines["mmlu"].startswith("mmlu 1.0 5 ? no:")
+    found = {suite["name"]: suite for suite in ft("suites", "capability", "--json").json}
+    assert [name for name, suite in found.items() if suite["ready"]] == ["standin_choices", "standin_copy"]

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
+from control_plane.tenants.tables import tenants
 from core.errors import FtError, InvalidRequest
-from ft_client.cli.account.audit_commands import _cell
-from ft_client.cli.account_commands import span_s
+from ft_client.cli.account_commands import _cell
+from ft_client.cli.command_options import span_s
 from ft_client.cli.command_tree import build
 
 Ft = Callable[..., Any]
@@ -132,3 +134,15 @@ def test_an_operators_key_is_made_listed_and_revoked(run: Ft) -> None:
     run("admin", "operators", "revoke", made["id"])
     (found,) = [k for k in run("admin", "operators", "list", "--json") if k["id"] == made["id"]]
     assert found["revoked_at"] is not None and found["hint"] == f"ft-op-...{made['secret'][-4:]}"
+
+
+def test_the_quota_is_shown_in_words_and_as_json(ft: Callable[..., Any], platform: Platform, tenant: Tenant) -> None:
+    shown = ft("quota").out
+    for said in (f"{tenant.id} (standard)", "1000 GPU-hours", "500 GPU-hours, 0 beyond it", "0 of 5", "within 60 minutes"):
+        assert said in shown
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(tenants).where(tenants.c.id == tenant.id).values(tier="free", hard_gpu_hours=0))
+    done = ft("quota")
+    assert "best effort: a wait has no bound" in done.out
+    assert "paused at their next checkpoint" in done.err, "the cap of nothing is reached"
+    assert ft("quota", "--json").json["at_hard_cap"]
