@@ -68,6 +68,11 @@ class BaseModel:
     """Tokens that ``ft admin models extend`` added, whose rows of the embedding only training with adapter ``full`` changes."""
 
 
+def catalogue_file(models_dir: Path) -> Path:
+    """Return the file of the operator's own base models, in the directory of models of the platform's home."""
+    return models_dir / "catalogue.yaml"
+
+
 Entries = dict[str, tuple[Mapping[str, Any], Path]]
 """By id: an entry as written, and the directory that its path is relative to."""
 

@@ -29,8 +29,8 @@ def run_python(code: str, *args: str) -> str:
 
 
 ENTRANCES = (
-    "ft_assets.definitions", "control_plane.api", "control_plane.api.app", "control_plane.cli", "control_plane.cli.command_tree",
-    "control_plane.client", "sensors.run_coordinator", "resources.launcher.workload_watcher", "engine.data.ingest",
+    "ft_assets.definitions", "control_plane.api", "control_plane.api.app", "ft_client.cli", "ft_client.cli.command_tree",
+    "ft_client", "sensors.run_coordinator", "resources.launcher.workload_watcher", "engine.data.ingest",
     "engine.data.packs.build",
 )  # fmt: skip
 IMPORTS = """
@@ -160,7 +160,7 @@ def test_modules_are_named_once_and_by_nouns() -> None:
     """The client is left out: it names its modules as the API names its resources."""
     named: dict[str, list[str]] = {}
     for path in _modules():
-        if path.parts[0] in PACKAGES and path.parts[0] != "agent" and "client" not in path.parts:
+        if path.parts[0] in PACKAGES and path.parts[0] != "agent" and (path.parts[0] != "ft_client" or path.parts[1] == "cli"):
             named.setdefault(path.stem, []).append(str(path))
     assert {name: paths for name, paths in named.items() if len(paths) > 1 and name not in LAYERS} == {}
     assert [name for name in named if name.endswith("ing")] == []

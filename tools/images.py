@@ -23,7 +23,7 @@ OUT = ROOT / "build" / "images"
 EXTRAS = {"control-plane": (), "trainer": ("train",)}
 """Image -> optional dependencies in it."""
 APP = (
-    "agent", "control_plane", "core", "deploy", "docs", "engine", "examples", "ft_assets", "resources", "sensors",
+    "agent", "control_plane", "core", "deploy", "docs", "engine", "examples", "ft_assets", "ft_client", "resources", "sensors",
     "dagster.yaml", "workspace.yaml", "pyproject.toml", "README.md", "LICENSE", LOCK, CPU, CUDA,
 )  # fmt: skip
 BASE = "localhost/ft-base:bookworm"

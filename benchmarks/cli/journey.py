@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from control_plane.cli.tenant.demo import tickets
 from control_plane.platform.settings import load
+from ft_client.demo import tickets
 from tests.support.processes.browser import chromium
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ GOALS_S = {"ft --help": 0.3, "ft jobs": 0.6}
 EMPTY = "python -c pass"
 ROUNDS, QUICK_ROUNDS = 15, 3
 JOB = {"object": "fine_tuning.job", "status": "succeeded", "state": "succeeded", "model": "demo-llama-3m", "fine_tuned_model": "ft:m:t::1"}
-FT = "from control_plane.cli import main; main()"
+FT = "from ft_client.cli import main; main()"
 
 
 @contextmanager

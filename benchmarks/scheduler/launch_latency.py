@@ -22,7 +22,7 @@ import httpx
 import sqlalchemy as sa
 
 from benchmarks.local_stack import Stack, local_stack
-from control_plane.cli.tenant.demo import tickets
+from ft_client.demo import tickets
 
 JOBS = "/v1/fine_tuning/jobs"
 NUM_TENANTS = 10

@@ -15,10 +15,10 @@ import openai
 import sqlalchemy as sa
 
 from benchmarks.local_stack import Stack
-from control_plane.cli.tenant.demo import tickets
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import jobs
 from control_plane.platform.job_states import FINAL
+from ft_client.demo import tickets
 from tests.journey.method_rows import rows_for
 
 Answer = TypeVar("Answer")

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from control_plane.cli.tenant.demo import phrases
-from control_plane.cli.tenant.demo.tickets import KEYS, SYSTEM_PROMPT, Ticket, make_split
 from engine.data.packs.build import PackManifest, PackSettings
 from engine.data.packs.build import build_pack as build
 from engine.data.schema import Format
 from engine.data.shapes import to_example
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from engine.training import methods
+from ft_client.demo import phrases
+from ft_client.demo.tickets import KEYS, SYSTEM_PROMPT, Ticket, make_split
 
 SEED = 11
 CHOICES: Mapping[str, Sequence[str]] = {

@@ -32,7 +32,6 @@ import pyarrow.parquet as pq
 
 from benchmarks.datasets.measure import machine, versions
 from benchmarks.training import in_process
-from control_plane.cli.tenant.demo.tickets import make_split, to_row
 from core.base_models import Catalogue
 from core.durable_files import sha256_of
 from core.typed_json import from_json
@@ -44,6 +43,7 @@ from engine.data.shapes import to_example
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 from engine.training.hyperparameters import ModelFacts, PackFacts, min_windows, plan, resolve
 from engine.training.spec import RunFile
+from ft_client.demo.tickets import make_split, to_row
 
 RESULTS = Path(__file__).resolve().parents[1] / f"training_windows_cpu_{time.strftime('%Y%m')}.json"
 SEEDS = (1, 2, 3)

@@ -26,10 +26,10 @@ from control_plane.datasets.tables import datasets, files
 from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
-from control_plane.platform.epoch_time import epoch_seconds
 from control_plane.queue.tables import reservations
 from control_plane.serving import model_routes
 from control_plane.tenant_data.tables import deletion_requests
+from core.epoch_time import epoch_seconds
 from core.errors import FtError, NotFound
 from core.workload import Kind
 from engine.adapters import AdapterRecord

@@ -19,7 +19,6 @@ from control_plane.capacity.configured_pools import named
 from control_plane.jobs.tables import Job, job_events, jobs
 from control_plane.jobs.transitions import locked, record, transition
 from control_plane.platform.context import Platform
-from control_plane.platform.epoch_time import span_words
 from control_plane.platform.job_events import RELEASED, Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
@@ -27,6 +26,7 @@ from control_plane.queue import snapshot
 from control_plane.queue.evictions import OPERATORS, SICK_NODE
 from control_plane.queue.tables import reservations
 from core.base_models import CHANGED
+from core.epoch_time import span_words
 from core.errors import Fault, IntegrityError
 from engine import scheduler
 from engine.training import FailureClass, Outcome, PastAttempt, Retry, TrainingSpec, with_half_batch

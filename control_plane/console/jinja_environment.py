@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 
 from control_plane.console import static_files
 from control_plane.console.report_labels import ADAPTERS, METRICS, SETTINGS
-from control_plane.platform.epoch_time import span_words
+from core.epoch_time import span_words
 
 TEMPLATES = Path(__file__).parent / "templates"
 KIB = 1024

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
-from control_plane.platform.epoch_time import epoch_seconds
+from core.epoch_time import epoch_seconds
 
 T = TypeVar("T")
 EpochSeconds = Annotated[int, BeforeValidator(lambda time: epoch_seconds(time) if isinstance(time, datetime) else time and int(time))]

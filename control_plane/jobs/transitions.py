@@ -13,7 +13,6 @@ from sqlalchemy.engine import Connection
 
 from control_plane.jobs.tables import Job, job_events, jobs
 from control_plane.notifications import outbox
-from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.platform.bulk_updates import among, update_each
 from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.job_events import Event, Level, entered
@@ -21,6 +20,7 @@ from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, che
 from control_plane.platform.records import columns, many, one_or_none
 from control_plane.quotas.service import hold_evaluation, release_all
 from core.errors import FtError, NotFound
+from core.event_types import EVENT_TYPES
 
 ALL = columns(jobs, Job)
 

@@ -29,12 +29,12 @@ from control_plane.evaluations.tables import evaluations as evaluations_table
 from control_plane.jobs.tables import jobs
 from control_plane.models import catalogue
 from control_plane.models.model_fetch import remove_fetched
-from control_plane.models.operator_catalogue import Entry, catalogue_file, edited
+from control_plane.models.operator_catalogue import Entry, edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.records import columns, many, one_or_none
 from control_plane.serving import accepted_bases
-from core.base_models import VERSION_FIELDS, BaseModel, Catalogue, model_config
+from core.base_models import VERSION_FIELDS, BaseModel, Catalogue, catalogue_file, model_config
 from core.errors import Conflict, InvalidRequest, Unavailable
 from engine.adapters import LORA_ADAPTER, AdapterRecord, Stage, weight_shapes
 

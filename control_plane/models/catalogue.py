@@ -18,12 +18,12 @@ import sqlalchemy as sa
 from control_plane.adapters.tables import adapters
 from control_plane.jobs.tables import jobs
 from control_plane.models.model_fetch import fetch_model, remove_fetched
-from control_plane.models.operator_catalogue import Entry, catalogue_file, edited
+from control_plane.models.operator_catalogue import Entry, edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.settings import Settings
 from core import base_models
-from core.base_models import BaseModel, Catalogue
+from core.base_models import BaseModel, Catalogue, catalogue_file
 from core.errors import Conflict, InvalidRequest
 
 ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)

@@ -14,14 +14,9 @@ from filelock import FileLock
 
 from core.base_models import read_entries
 
-NAME = "catalogue.yaml"
 Entry = Mapping[str, Any]
 """A model, or one version of its bytes, as the file has it: ``FIELDS`` and ``VERSION_FIELDS`` of :mod:`core.base_models`."""
 HEAD = "# Base models of this platform's operator; written by `ft admin models`. Each digest is what jobs and adapters were promised.\n"
-
-
-def catalogue_file(models_dir: Path) -> Path:
-    return models_dir / NAME
 
 
 @contextmanager

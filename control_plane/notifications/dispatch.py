@@ -26,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from control_plane.jobs.tables import jobs
 from control_plane.notifications import emails, signatures, sweep_mail
 from control_plane.notifications import outbox as box
-from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, EVENT_TYPES, TRIED_BEFORE_DISABLED, next_attempt
+from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, TRIED_BEFORE_DISABLED, next_attempt
 from control_plane.notifications.signatures import opened
 from control_plane.notifications.tables import Endpoint, SigningSecret, deliveries, outbox, webhook_endpoints
 from control_plane.platform import records
@@ -34,6 +34,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WebhookAnswer
 from control_plane.tenants.tables import members
 from core.errors import Conflict, Unavailable
+from core.event_types import EVENT_TYPES
 from core.storable_text import printable
 from core.telemetry import correlation, spans
 from core.telemetry.spans import Span

@@ -13,11 +13,12 @@ from sqlalchemy.engine import Connection
 
 from control_plane.notifications import sweep_mail
 from control_plane.notifications.emails import LETTERS, is_mailed
-from control_plane.notifications.rules import EVENT_TYPES, EVERY_TYPE, KEPT_FOR
+from control_plane.notifications.rules import EVERY_TYPE, KEPT_FOR
 from control_plane.notifications.tables import deliveries, outbox, webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.platform.task_queue import defer
 from control_plane.tenants.tables import members
+from core.event_types import EVENT_TYPES
 
 BATCH = 500
 """Events per transaction: a short transaction, even if each goes to ten endpoints."""

@@ -13,8 +13,8 @@ from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, PlatformDep, Reader
 from control_plane.http.turns import run_waiting
 from control_plane.notifications import deliveries, schemas, signatures, webhook_endpoints
-from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.notifications.tables import Delivery, Endpoint
+from core.event_types import EVENT_TYPES
 from core.storable_text import check_storable
 
 router = APIRouter(prefix="/v1", tags=["webhooks"])

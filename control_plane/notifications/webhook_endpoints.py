@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.notifications import dispatch, signatures
-from control_plane.notifications.rules import EVENT_TYPES, EVERY_TYPE
+from control_plane.notifications.rules import EVERY_TYPE
 from control_plane.notifications.signatures import opened, sealed_secrets, sealed_url
 from control_plane.notifications.tables import Endpoint, SigningSecret, webhook_endpoints
 from control_plane.platform import records
@@ -24,6 +24,7 @@ from control_plane.platform.pagination import Page, page
 from control_plane.platform.protocols import WebhookSender
 from control_plane.tenants.rules import check_name
 from core.errors import Conflict, IntegrityError, InvalidRequest, NotFound, QuotaExceeded, RateLimited, Unavailable
+from core.event_types import EVENT_TYPES
 
 MAX_ENDPOINTS = 10
 MAX_PAGE = 100

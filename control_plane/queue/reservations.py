@@ -23,12 +23,12 @@ from control_plane.jobs.tables import job_events, jobs
 from control_plane.jobs.transitions import Move, record_many, transition_many
 from control_plane.platform.bulk_updates import among, update_each
 from control_plane.platform.context import Platform
-from control_plane.platform.epoch_time import span_words
 from control_plane.platform.job_events import FOR_OPERATORS, Event
 from control_plane.platform.job_states import JobState
 from control_plane.platform.records import many
 from control_plane.queue.snapshot import Rows
 from control_plane.queue.tables import held_devices, reservations
+from core.epoch_time import span_words
 from core.workload import Kind, NodeShare
 from engine import scheduler
 

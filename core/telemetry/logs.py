@@ -24,7 +24,7 @@ from core.telemetry.outages import OneLinePerOutage
 from core.telemetry.redaction import without_data, without_secrets
 
 FORMAT, LEVEL = "FT_LOG_FORMAT", "FT_LOG_LEVEL"
-PACKAGES = ("agent", "control_plane", "core", "deploy", "engine", "ft_assets", "resources", "sensors")
+PACKAGES = ("agent", "control_plane", "core", "deploy", "engine", "ft_assets", "ft_client", "resources", "sensors")
 FIELDS = ("time", "level", "logger", "message", "service", "tenant", "job", "attempt", "request_id", "trace_id", "span_id", "exception")
 """Fields of every line, if known; a line may add others (``extra={"fields": {...}}``)."""
 TEXT_FIELDS = ("tenant", "job", "attempt", "request_id")

@@ -10,13 +10,12 @@ from typing import Annotated
 
 import typer
 
-from control_plane.cli.exits import Exit
-from control_plane.cli.output import Json, print_json, say
-from control_plane.cli.record_views import add_commands, listing, show, since
+from ft_client.cli.commands import add_commands, listing, show, since
+from ft_client.cli.output import Exit, Json, print_json, say
 
 
 def register(app: typer.Typer) -> None:
-    add_commands(app, "This machine", up, down, status, env)
+    add_commands(app, "This machine", {"up": up, "down": down, "status": status, "env": env})
 
 
 def up(

@@ -330,8 +330,7 @@ def _api(settings: Settings) -> Service:
 
 def demo_model_dir(settings: Settings) -> Path:
     """Return the directory of the demo model's current files; an update takes effect at the next start."""
-    from control_plane.models.operator_catalogue import catalogue_file
-    from core.base_models import Catalogue  # YAML and hashing are slow to import
+    from core.base_models import Catalogue, catalogue_file  # YAML and hashing are slow to import
 
     directory = Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir)).card(DEMO_MODEL).directory
     if directory is None:

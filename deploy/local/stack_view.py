@@ -7,8 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from control_plane.cli.output import console, escape, say
 from deploy.local.supervisor.stack_report import Phase, ServiceReport, ServiceState, StackReport
+from ft_client.cli.output import console, escape, say
 
 if TYPE_CHECKING:
     from rich.live import Live

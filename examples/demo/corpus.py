@@ -17,9 +17,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from control_plane.cli.tenant.demo import phrases
-from control_plane.cli.tenant.demo.tickets import KEYS as TASK_KEYS
-from control_plane.cli.tenant.demo.tickets import Ticket, amount, compose, fill, make_ticket, order_number
 from examples.demo.corpus_phrases import ACTIONS, EVIDENCE, GISTS, PACE, RECORD_KEYS, TAGS, TIMES, TOPICS
 from examples.demo.support_phrases import (
     ASIDES,
@@ -29,6 +26,9 @@ from examples.demo.support_phrases import (
     TOPIC_THINGS,
     URGENCY_PHRASES,
 )
+from ft_client.demo import phrases
+from ft_client.demo.tickets import KEYS as TASK_KEYS
+from ft_client.demo.tickets import Ticket, amount, compose, fill, make_ticket, order_number
 
 END_OF_TEXT: Final = "<|endoftext|>"
 

@@ -28,8 +28,8 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from control_plane.cli.tenant.demo.tickets import KEYS, Ticket, make_dataset, to_row
 from engine.data.packs.best_fit import mixed_fit
+from ft_client.demo.tickets import KEYS, Ticket, make_dataset, to_row
 
 IGNORED = -100
 MAX_NEW_TOKENS = 64

@@ -18,13 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from control_plane.cli.exits import show_error
-from control_plane.cli.output import percent
-from control_plane.cli.session import Credentials
-from control_plane.cli.tenant.demo import tickets
-from control_plane.cli.tenant.job_progress import follow
-from control_plane.cli.tenant.remote import connect
-from control_plane.client import FtClient
 from control_plane.composition import open_platform
 from control_plane.platform.settings import Settings
 from control_plane.tenants import service as tenants
@@ -33,6 +26,11 @@ from core.storable_text import shown_answer
 from deploy.local import lifecycle
 from deploy.local.stack_view import StackView
 from deploy.local.supervisor.stack_report import Phase
+from ft_client import FtClient
+from ft_client.cli.job_progress import follow
+from ft_client.cli.output import percent, show_error
+from ft_client.cli.session import Credentials, connect
+from ft_client.demo import tickets
 from resources.atomic_write import write_atomically
 
 MODEL = "demo-llama-3m"

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from control_plane.cli.tenant.demo import phrases
-from control_plane.cli.tenant.demo.tickets import order_number
 from examples.demo.corpus import CHAT, KINDS, WORDS, chat, message
 from examples.demo.corpus_phrases import EVIDENCE
+from ft_client.demo import phrases
+from ft_client.demo.tickets import order_number
 
 TARGET: Final = Path(__file__).parents[2] / "engine/evals/tasks/standin"
 NUM_ITEMS: Final = 200

@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from agent import messages
 from control_plane.api.app import create_app
 from control_plane.attempts.inputs import stored_base_models
-from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.queue_entry import mark_packed
@@ -25,6 +24,7 @@ from control_plane.serving.tables import deployments, model_servers, replica_ada
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from core.base_models import Catalogue
+from ft_client import FtClient
 from tests.support.jobs.followed_jobs import Job, Scripted, store_pack
 from tests.support.jobs.training_specs import SPEC
 from tests.support.platform.fleet_in_memory import ONE, TWO, Clock, Place, Servers

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from control_plane.cli.tenant.demo.tickets import make_dataset
+from ft_client.demo.tickets import make_dataset
 from tests.docs.pages import ROOT, blocks
 
 PATH = ROOT / "docs/moving.md"

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from control_plane.cli.command_tree import build
 from control_plane.jobs.submission import HYPERPARAMETER_ALIASES, JobRequest
 from core.base_models import ENGINE_RANKS
 from core.errors import InvalidRequest
 from engine.data import shapes
 from engine.training import methods
 from engine.training.requested_hyperparameters import HYPERPARAMETER_LIMITS, checked_hyperparameters
+from ft_client.cli.command_tree import build
 from tests.docs.moving_rows import PAGE, ROWS, many
 
 RUNNER, APP = CliRunner(), build()

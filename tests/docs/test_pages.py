@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from control_plane.billing import prices
 from control_plane.capacity import configured_pools
-from control_plane.cli.command_tree import build
 from control_plane.http.error_responses import Error
 from control_plane.planning import job_mix, kind_sizes
 from core.telemetry.logs import PACKAGES
 from engine.evals.suites import task_files
 from engine.training.memory.gpus import GPUS
+from ft_client.cli.command_tree import build
 from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, ROOT, Block, Command, blocks, commands, of_language
 from tests.docs.reader import reader
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from control_plane.cli.tenant.demo import phrases, tickets
 from examples.demo import support_phrases
 from examples.demo.corpus import GENERAL, SUPPORT, Mix, documents
+from ft_client.demo import phrases, tickets
 
 NEARLY = 0.75
 """Shared words over all words (Jaccard) from which two phrases count as nearly the same."""

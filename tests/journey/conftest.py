@@ -18,7 +18,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from control_plane.cli.tenant.demo import tickets as demo_tickets
+from ft_client.demo import tickets as demo_tickets
 
 ROOT = Path(__file__).resolve().parents[2]
 FT = Path(sys.executable).parent / "ft"

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from control_plane.cli.tenant.demo import phrases, tickets
+from ft_client.demo import phrases, tickets
 from tests.journey.conftest import Stack
 
 MODEL_NAME = "demo-llama-3m"

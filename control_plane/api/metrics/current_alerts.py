@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry
 
-from control_plane.platform.epoch_time import span_words
+from core.epoch_time import span_words
 
 RULES = Path(__file__).parents[3] / "deploy" / "observability" / "alerts.yaml"
 SEVERITIES = ("page", "ticket", "info")

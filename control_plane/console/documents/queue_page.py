@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from control_plane.console.jinja_environment import document
-from control_plane.platform.epoch_time import span_words
-from control_plane.queue.status.messages import ahead_words, by_tier_words, evaluation_line, held_for, waits_for
+from core.epoch_time import span_words
+from ft_client.queue_messages import ahead_words, by_tier_words, evaluation_line, held_for, waits_for
 
 WIDTH, ROW, TOP, LEFT = 1080, 26, 22, 150
 """Timeline sizes in pixels: its width, a node's height, room for the hours above and names at the left."""

@@ -29,11 +29,11 @@ from control_plane.jobs.duplicate_requests import Attempt
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.tables import Job
 from control_plane.platform.job_states import FINAL, TRANSITIONS, JobState
-from control_plane.queue.status.messages import waiting_line
 from core.errors import NotFound
 from engine.adapters import Releasability, Stage
 from engine.evals import combined_changes
 from engine.training import Outcome
+from ft_client.queue_messages import waiting_line
 
 JOBS = "/console/jobs"
 STATUSES = ("running", "queued", "paused", "succeeded", "failed", "cancelled")

@@ -17,8 +17,8 @@ from control_plane.jobs import responses
 from control_plane.jobs import service as jobs
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.schemas import Job
-from control_plane.queue.status.messages import waiting_line
 from control_plane.quotas.routes import retrieve as quota_of
+from ft_client.queue_messages import waiting_line
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 RECENT = timedelta(days=7)

@@ -15,9 +15,9 @@ from control_plane.http.schemas import ListOf
 from control_plane.http.turns import run_waiting
 from control_plane.notifications import deliveries, webhook_endpoints
 from control_plane.notifications.routes import list_deliveries, list_endpoints, retrieve
-from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.tenants import audit_log, members, schemas
 from control_plane.tenants.rules import Role
+from core.event_types import EVENT_TYPES
 
 MEMBERS, WEBHOOKS = "/console/members", "/console/webhooks"
 AUDIT_LINES = 50

@@ -21,10 +21,10 @@ from control_plane.platform.records import columns, many, one_or_none
 from control_plane.queue.reservations import overdue_releases
 from control_plane.queue.snapshot import has_result, promise_of, recent_use
 from control_plane.queue.status import schemas
-from control_plane.queue.status.messages import waiting_line
 from control_plane.queue.tables import reservations, scheduler_state
 from core.workload import Kind
 from engine.scheduler import Pool, Reservation
+from ft_client.queue_messages import waiting_line
 
 HOUR_S = 3600.0
 Q = TypeVar("Q", bound=schemas.QueuedJob)

@@ -19,8 +19,6 @@ from typer.testing import CliRunner
 from control_plane.adapters import adapter_signatures, lineage, signing_keys
 from control_plane.adapters.service import set_stage
 from control_plane.adapters.tables import adapters
-from control_plane.cli.command_tree import build
-from control_plane.client import FtClient
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
@@ -28,6 +26,8 @@ from control_plane.tenants.rules import Tenant
 from core.errors import Conflict, IntegrityError, NotFound
 from engine.adapters.signatures import dsse, public_keys, signed_folder, statements
 from engine.adapters.stages import Stage
+from ft_client import FtClient
+from ft_client.cli.command_tree import build
 from tests.support.jobs.finished_job import finish
 from tests.support.platform.database_roles import as_operator
 

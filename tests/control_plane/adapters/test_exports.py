@@ -23,8 +23,6 @@ from control_plane.adapters.service import set_stage
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.adapters.tables import exports as exports_table
 from control_plane.api.app import create_app
-from control_plane.cli.tenant.models.hub_upload import Pushed, Refused, Upload, upload
-from control_plane.client import FtClient
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import jobs
 from control_plane.models.catalogue import Given, add_local, catalogue_of
@@ -38,6 +36,8 @@ from engine.adapters.record import FULL_MODEL
 from engine.adapters.stages import Stage
 from engine.evals.gate.verdict import Verdict
 from engine.evals.scoring.report import EvalReport
+from ft_client import FtClient
+from ft_client.hub_upload import Pushed, Refused, Upload, upload
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.registered_adapter import add_dataset
 from tests.support.models.tiny_adapter import build_tiny_adapter

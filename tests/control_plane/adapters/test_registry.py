@@ -14,8 +14,6 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from control_plane.adapters.tables import adapters
-from control_plane.cli.command_tree import build
-from control_plane.client import FtClient
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
@@ -23,6 +21,8 @@ from control_plane.tenant_data import deletion
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from ft_client import FtClient
+from ft_client.cli.command_tree import build
 from tests.support.jobs.finished_job import finish
 
 

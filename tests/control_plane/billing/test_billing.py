@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from control_plane.billing import storage_usage
 from control_plane.billing.invoices import rules as invoicing
 from control_plane.billing.invoices import service as invoices
-from control_plane.cli import command_tree as cli
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.tenants import operators
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from core.errors import Fault
+from ft_client.cli import command_tree as cli
 from tests.support.jobs.metered_job import AT, MeteredJob, at_time, metered_job
 from tests.support.platform.database_roles import as_operator, as_owner
 

@@ -82,7 +82,7 @@ def test_the_prices_in_the_text_are_those_of_the_list() -> None:
 def test_the_commands_that_it_names_are_there(command: str) -> None:
     from typer.testing import CliRunner
 
-    from control_plane.cli.command_tree import build
+    from ft_client.cli.command_tree import build
 
     assert CliRunner().invoke(build(), [*command.split()[1:], "--help"]).exit_code == 0
     assert command in TEXT

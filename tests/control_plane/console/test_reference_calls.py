@@ -12,9 +12,9 @@ import openai
 import pytest
 from typer.main import get_command
 
-from control_plane.cli.command_tree import build
 from control_plane.console.pages.reference_page import Operation, _by_tag
 from control_plane.console.reference_calls import BODIES, FT, OPENAI
+from ft_client.cli.command_tree import build
 from tests.control_plane.api import openai_calls
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "api/openapi.json"

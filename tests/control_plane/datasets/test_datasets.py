@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from control_plane.client import FtClient
 from control_plane.datasets import service as datasets
 from control_plane.datasets.service import ExampleMessage
 from control_plane.datasets.tables import datasets as datasets_table
@@ -30,6 +29,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from core.base_models import Catalogue
 from core.errors import Conflict, InvalidDataset, InvalidRequest, NotFound
+from ft_client import FtClient
 from tests.support.jobs.registered_adapter import add_dataset
 from tests.support.models.tiny_model import build_tiny_model
 

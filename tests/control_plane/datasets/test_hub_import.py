@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
-from control_plane.client import FtClient
 from control_plane.datasets import hub, validation_state, validation_tasks
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
@@ -23,6 +22,7 @@ from control_plane.platform.tables import metadata
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from core.errors import Conflict, InvalidRequest, QuotaExceeded
+from ft_client import FtClient
 from tests.engine.data.readers.test_hub import SHA, TOKEN, Hub
 from tests.support.platform.background_worker import pass_time, work_off, working
 from tests.support.platform.lock_waits import wait_for_a_lock

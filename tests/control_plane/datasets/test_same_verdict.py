@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from control_plane.cli.command_tree import build
-from control_plane.client import FtClient
 from control_plane.tenants.rules import Tenant, tier_named
 from core.errors import InvalidRequest
+from ft_client import FtClient
+from ft_client.cli.command_tree import build
 
 CLI = build()
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.client import FtClient
 from control_plane.datasets.scored_suites import service as scored_suites
 from control_plane.datasets.scored_suites.service import Scoring
 from control_plane.datasets.scored_suites.tables import ScoredSuite
@@ -22,6 +21,7 @@ from control_plane.tenants.rules import Tenant
 from core.errors import InvalidRequest, NotFound
 from engine.evals import config
 from engine.evals.suites.answer_reader import AnswerReader
+from ft_client import FtClient
 
 REFUNDS = [{"prompt": f"May I return order {number}?", "completion": "yes" if number % 2 else "no"} for number in range(8)]
 EXACT = Scoring(metric="exact_match")

@@ -7,7 +7,6 @@ import uuid
 import pytest
 import sqlalchemy as sa
 
-from control_plane.client import FtClient
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.tables import evaluations as table
 from control_plane.platform.context import Platform
@@ -15,6 +14,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from core import layout
 from core.errors import NotFound
+from ft_client import FtClient
 from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.jobs.registered_adapter import add_adapter

@@ -5,8 +5,8 @@ from __future__ import annotations
 import openai
 import pytest
 
-from control_plane.client import FtClient
 from core.errors import InvalidRequest
+from ft_client import FtClient
 
 
 def test_suites_are_listed_with_their_examples_items_and_readiness(ft: FtClient) -> None:

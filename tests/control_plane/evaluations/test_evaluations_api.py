@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from control_plane.client import FtClient
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from core import layout
 from core.errors import InvalidRequest, NotFound
+from ft_client import FtClient
 from tests.support.jobs.evaluation_results import HOSTILE, UNSAFE, store_evaluation
 
 

@@ -16,7 +16,6 @@ from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Adapter
 from control_plane.api.app import create_app
-from control_plane.client import FtClient
 from control_plane.jobs import service as jobs
 from control_plane.platform.context import Platform
 from control_plane.tenants import members, operators
@@ -24,6 +23,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import audit_log
 from core.errors import Conflict
+from ft_client import FtClient
 from tests.control_plane.console.conftest import Visitor
 from tests.control_plane.evaluations.test_releases import REASON, UNSAFE, quarantined
 from tests.support.jobs.evaluated_jobs import FAILED, Evaluate

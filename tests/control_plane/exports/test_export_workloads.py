@@ -23,7 +23,6 @@ from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
 from control_plane.attempts.exports.export_endings import archive_key
 from control_plane.billing.tables import ledger_entries, meter_events
-from control_plane.cli.command_tree import build as command_tree
 from control_plane.exports import export_workload
 from control_plane.models.catalogue import Given, add_local, catalogue_of
 from control_plane.platform.context import Platform
@@ -39,6 +38,7 @@ from core.errors import Forbidden, InvalidRequest
 from core.workload import Kind
 from engine.adapters.exports import ExportFormat
 from engine.adapters.exports.archive import build_export
+from ft_client.cli.command_tree import build as command_tree
 from resources.launcher import open_launcher
 from tests.control_plane.adapters.test_exports import MODEL, register
 from tests.support.jobs.followed_evaluations import following

@@ -13,13 +13,13 @@ import sqlalchemy as sa
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
-from control_plane.client import FtClient
 from control_plane.http.streams import OpenStreams, last_seen
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants import suspension
 from control_plane.tenants.rules import Tenant
 from core.errors import Unauthenticated
+from ft_client import FtClient
 
 PATIENCE_S = 20.0
 

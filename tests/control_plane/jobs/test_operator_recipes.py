@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from control_plane.client import FtClient
 from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates import job_plan
 from control_plane.jobs.recipes import operator_recipes
@@ -17,6 +16,7 @@ from control_plane.tenants import operators
 from control_plane.tenants.rules import Tenant
 from core.errors import Conflict, InvalidRequest, NotFound
 from engine.training import recipes as shipped
+from ft_client import FtClient
 from tests.support.platform.database_roles import as_operator
 
 SOURCE = "measured on our own tickets"

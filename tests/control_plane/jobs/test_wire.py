@@ -11,10 +11,10 @@ import openai
 import pytest
 import sqlalchemy as sa
 
-from control_plane.client import FtClient
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
+from ft_client import FtClient
 from tests.control_plane.jobs.test_jobs import move
 from tests.support.jobs.registered_adapter import add_adapter
 

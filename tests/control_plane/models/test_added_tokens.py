@@ -24,11 +24,12 @@ from control_plane.models import added_tokens, base_updates, catalogue  # noqa: 
 from control_plane.models import service as served_models  # noqa: E402
 from control_plane.models.added_tokens import RECORD, NewToken, extend  # noqa: E402
 from control_plane.models.catalogue import Given, add_local  # noqa: E402
-from control_plane.models.operator_catalogue import catalogue_file, edited  # noqa: E402
+from control_plane.models.operator_catalogue import edited  # noqa: E402
 from control_plane.platform.context import Platform  # noqa: E402
 from control_plane.platform.settings import Settings, load  # noqa: E402
 from control_plane.tenants.rules import Tenant  # noqa: E402
 from control_plane.tenants.tables import tenants  # noqa: E402
+from core.base_models import catalogue_file  # noqa: E402
 from core.errors import Conflict, FtError, InvalidRequest, NotFound, Unavailable  # noqa: E402
 from engine.adapters import whole_model  # noqa: E402
 from engine.adapters.exports import ExportPrecision, gguf_file, merge  # noqa: E402

@@ -23,10 +23,10 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.models import base_updates, catalogue
 from control_plane.models.catalogue import Given, add_local
-from control_plane.models.operator_catalogue import catalogue_file, edited
+from control_plane.models.operator_catalogue import edited
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
-from core.base_models import BaseModel
+from core.base_models import BaseModel, catalogue_file
 from core.errors import Conflict, IntegrityError, InvalidRequest, NotFound
 from deploy.local.stack_services import DEMO_MODEL, demo_model_dir
 from engine.evals.config import EvalConfig

@@ -28,12 +28,12 @@ from control_plane.jobs.transitions import transition
 from control_plane.models import catalogue
 from control_plane.models import service as models
 from control_plane.models.catalogue import Given, add_local
-from control_plane.models.operator_catalogue import catalogue_file, edited
+from control_plane.models.operator_catalogue import edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import Tenant
-from core.base_models import CHANGED
+from core.base_models import CHANGED, catalogue_file
 from core.errors import Conflict, Fault, IntegrityError, InvalidRequest
 from ft_assets.datasets import step
 from resources.launcher import LocalLauncher

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import typer
 
-from control_plane.cli.command_tree import build
 from control_plane.notifications.emails import LETTERS, SWEEP_ENDED, compose, is_mailed
-from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, EVENT_TYPES, LONGEST_RETRY_AFTER_S, next_attempt
+from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, LONGEST_RETRY_AFTER_S, next_attempt
 from control_plane.platform.job_states import JobState
+from core.event_types import EVENT_TYPES
+from ft_client.cli.command_tree import build
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 

@@ -12,11 +12,11 @@ from cryptography.fernet import Fernet
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from control_plane.notifications.outbox import publish
-from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.platform.context import Platform
 from control_plane.platform.secrets import _cipher_of
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
+from core.event_types import EVENT_TYPES
 from tests.support.servers.webhook_receiver import Receiver, receiver, until
 
 SUCCEEDED = "fine_tuning.job.succeeded"

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
-from control_plane.cli.tenant.jobs.queue_commands import queue_lines, running_line
 from control_plane.evaluations import service as evaluations
 from control_plane.jobs import responses
 from control_plane.jobs import service as jobs
@@ -25,6 +24,7 @@ from control_plane.queue.tables import reservations
 from control_plane.tenants import suspension
 from control_plane.tenants.tables import tenants
 from core.workload import Kind
+from ft_client.cli.job_commands import queue_lines, running_line
 from tests.support.jobs.queued_jobs import Queued, queued
 from tests.support.jobs.registered_adapter import add_adapter
 

@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
 from control_plane.attempts import service as attempts
-from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import jobs as jobs_table
@@ -29,6 +28,7 @@ from control_plane.tenants import suspension
 from control_plane.tenants.tables import audit_log
 from control_plane.tenants.tables import tenants as tenants_table
 from core.errors import QuotaExceeded
+from ft_client import FtClient
 from tests.support.jobs.followed_jobs import Job, until
 from tests.support.platform.database_roles import as_owner
 from tests.support.platform.lock_waits import num_waiting

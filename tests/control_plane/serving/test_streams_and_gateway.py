@@ -19,13 +19,13 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
-from control_plane.client import FtClient
 from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import service as tenants
 from core.errors import InvalidRequest, NotFound
 from engine.data.conversation import normalize_request
+from ft_client import FtClient
 from tests.support.jobs.followed_jobs import until
 from tests.support.jobs.registered_adapter import add_adapter
 

@@ -13,9 +13,9 @@ import pytest
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
-from control_plane.client import FtClient
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
+from ft_client import FtClient
 from tests.support.models.tool_rows import SCHEMAS, TOOLS
 from tests.support.models.tool_templates import READABLE, build_tool_model
 from tests.support.servers.inference_server import TOKEN, free_port, inference_server

@@ -25,9 +25,6 @@ from typer.testing import CliRunner
 
 from control_plane.attempts.tables import health_verdicts
 from control_plane.billing.tables import storage_samples
-from control_plane.cli.command_tree import build
-from control_plane.cli.tenant.models.export_commands import _verified
-from control_plane.client import FtClient
 from control_plane.datasets import suites
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
@@ -40,6 +37,9 @@ from control_plane.tenants.rules import Tenant
 from control_plane.tracking.tables import integrations
 from core import layout
 from core.errors import IntegrityError
+from ft_client import FtClient
+from ft_client.cli.command_tree import build
+from ft_client.cli.export_commands import _verified
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.finished_job import finish
 from tests.support.platform.declared_tables import declared_tables

@@ -15,7 +15,6 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.api.app import create_app
-from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
@@ -30,6 +29,7 @@ from control_plane.tracking.tables import integrations
 from control_plane.tracking.tables import wandb_runs as table
 from control_plane.worker.periodic_work import FREQUENT
 from core.errors import InvalidRequest, NotFound
+from ft_client import FtClient
 from resources.tracking.wandb_server import HttpWandb
 from tests.support.platform.background_worker import work_off
 from tests.support.servers.served_app import served

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.cli.admin.doctor.check_findings import Site, run
-from control_plane.cli.admin.doctor.cluster_checks import CHECKS
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
+from deploy.doctor.check_findings import Site, run
+from deploy.doctor.cluster_checks import CHECKS
 from tests.deploy.helm.rendered_chart import FILES, NAMESPACE, configuration, environment, objects, of_kind
 from tests.support.kubernetes.installed_cluster import installed
 from tests.support.kubernetes.kubernetes_api import kubeconfig, served

@@ -17,7 +17,7 @@ from tests.deploy.helm.rendered_chart import EVERYTHING, EXTERNAL, FILES, MINIMA
 
 WITH_TOKEN = {"worker", "code-location", "dagster", "daemon", "runs", "kueue-queues", "test"}
 """Components that call the Kubernetes API."""
-PACKAGES = frozenset({"control_plane", "core", "dagster", "deploy", "engine", "ft_assets", "sensors"})
+PACKAGES = frozenset({"control_plane", "core", "dagster", "deploy", "engine", "ft_assets", "ft_client", "sensors"})
 
 
 @pytest.fixture(params=FILES)

@@ -17,11 +17,11 @@ import openai
 import pytest
 from safetensors.numpy import save_file
 
-from control_plane.cli.admin.doctor.check_findings import Site, run
-from control_plane.cli.admin.doctor.service_checks import CHECKS
 from control_plane.platform.settings import load as load_settings
 from core.base_models import model_digest
 from core.errors import Conflict
+from deploy.doctor.check_findings import Site, run
+from deploy.doctor.service_checks import CHECKS
 from engine.adapters import package
 from engine.adapters.package import ADAPTER_WEIGHTS
 from resources.inference.fleet_client import HttpFleet

@@ -36,7 +36,7 @@ IMPORTED = (
     "torch.distributed.tensor", "trl", "datasets", "pandas", "numba", "openai", "hypothesis", "schemathesis", "kubernetes", "mlflow",
     "fastapi.testclient", "dagster", "dagster_graphql", "dagster_k8s", "ft_assets.datasets.assets", "engine.training.runtime.train",
     "engine.training.runtime.objectives.dpo_loss", "engine.training.runtime.objectives.kto_loss", "control_plane.api.app",
-    "control_plane.cli.command_tree", "control_plane.sandbox.task_validate", "resources.inference.server",
+    "ft_client.cli.command_tree", "control_plane.sandbox.task_validate", "resources.inference.server",
     "resources.inference.engine.engine_thread", "nltk",
 )  # fmt: skip
 """What the tests and the modules import that takes long."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from control_plane.cli import main
 from core.telemetry import logs
+from ft_client.cli import main
 
 
 def run_ft(*args: str, env: Mapping[str, str], cwd: Path, stdin: str = "") -> CompletedProcess[str]:

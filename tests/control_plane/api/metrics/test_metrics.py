@@ -22,7 +22,6 @@ from control_plane.api.app import create_app
 from control_plane.api.metrics.gauges import RecentGauges
 from control_plane.api.metrics.routes import FORWARDED
 from control_plane.attempts.tables import health_verdicts
-from control_plane.client import FtClient
 from control_plane.jobs import results
 from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import locked, record, transition
@@ -32,6 +31,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from control_plane.tracking import tensorboard_file
+from ft_client import FtClient
 
 STEPS = [
     {"step": 1, "total_steps": 3, "loss": 2.0, "learning_rate": 1e-3, "num_tokens": 10, "mfu": None, "rewards/margins": 0.1, "time": 1.0},

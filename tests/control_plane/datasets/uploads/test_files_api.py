@@ -10,10 +10,10 @@ import httpx
 import openai
 import pytest
 
-from control_plane.client import FtClient
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
 from core.errors import NotFound
+from ft_client import FtClient
 
 
 def test_a_good_upload_is_validated_before_it_is_answered(client: openai.OpenAI, write_chat_rows: Callable[..., Path]) -> None:

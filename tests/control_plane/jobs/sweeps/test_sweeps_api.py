@@ -9,12 +9,12 @@ import httpx
 import openai
 import pytest
 
-from control_plane.client import FtClient
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.telemetry import provenance
+from ft_client import FtClient
 from tests.support.jobs.finished_job import COMMIT, finish, prepare
 
 RANKS = {"parameters": {"rank": [8, 16, 32]}, "seed": 4}

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.cli.tenant.data.dataset_report import report_lines
 from core.errors import InvalidRequest
 from engine.data import checks
 from engine.data.ingest import IngestResult, Policies, validate_file
 from engine.data.policies import policy_options
+from engine.data.report_lines import report_lines
 from tests.engine.data.examples_of import chat
 
 REPOSITORY = Path(__file__).parents[4]

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from control_plane.cli.tenant.data.dataset_report import report_lines
 from control_plane.console.documents.report_page import report_page
 from core.errors import FtError
 from engine.data.checks.contamination.contaminated_rows import contamination
@@ -20,6 +19,7 @@ from engine.data.checks.contamination.overlap import SuiteGrams, SuiteIndex
 from engine.data.checks.contamination.shipped_suites import DIRECTORY, shipped_index, shipped_suites
 from engine.data.dedup.normalization import fold
 from engine.data.ingest import Policies, validate_file
+from engine.data.report_lines import report_lines
 from tests.engine.data.examples_of import SHARED_DATA
 from tools import licences
 from tools.suite_hashes import ANNOTATION, SOURCES, hashed, make

@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from control_plane.cli.tenant.models.hub_upload import Refused, Upload, upload
 from control_plane.models.model_fetch import fetch_model
 from core.errors import FtError, InvalidRequest
 from engine.data.readers.hub import hub_client
 from engine.data.readers.hub.hub_dataset import HubId, fetch_from_hub
 from engine.data.readers.hub.hub_session import guard_hub_session
+from ft_client.hub_upload import Refused, Upload, upload
 from tests.support.servers.raw_server import RawServer, raw_server
 
 SHA = "0123456789abcdef0123456789abcdef01234567"

@@ -1,5 +1,0 @@
-"""``python -m control_plane.cli``: the same as the ``ft`` script."""
-
-from control_plane.cli import main
-
-main()

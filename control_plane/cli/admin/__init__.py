@@ -1,1 +1,0 @@
-"""Commands for operators, on the machine of the control plane."""

@@ -1,1 +1,0 @@
-"""``ft admin operators`` and ``ft admin signing-keys``."""

@@ -1,1 +1,0 @@
-"""Commands of operators that protect what the platform has: backups, the audit log's chain, keys."""

@@ -1,1 +1,0 @@
-"""Commands of tenants: over HTTP."""

@@ -1,1 +1,0 @@
-"""Keys, members, usage, webhooks."""

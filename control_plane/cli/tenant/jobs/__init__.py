@@ -1,1 +1,0 @@
-"""Jobs, sweeps, evaluations, and the queue."""

@@ -1,1 +1,0 @@
-"""Adapters, exports, routes, chat."""
