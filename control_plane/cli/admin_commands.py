@@ -90,8 +90,8 @@ def _remove_list(platform: Platform, name: str) -> Mapping[str, Any]:
 
 
 def _add_rows(platform: Platform, name: str, split: str, file: Path) -> Mapping[str, Any]:
-    from engine.evals.suites import task_files
+    from engine.evals import add_suite_rows
 
     settings = platform.settings
-    place, rows = task_files.add_rows(name, split, file, task_dirs=settings.eval_task_dirs, data_dir=settings.eval_data_dir)
+    place, rows = add_suite_rows(name, split, file, task_dirs=settings.eval_task_dirs, data_dir=settings.eval_data_dir)
     return {"name": name, "split": split, "rows": rows, "file": str(place)}

@@ -12,10 +12,10 @@ from control_plane.capacity.kueue import Manifest
 from control_plane.composition import open_platform
 from control_plane.tenants import service as tenants
 from core.errors import Conflict
-from engine.adapters import IMAGE_DIGEST
-from engine.scheduler import Pool
 from deploy.doctor.check_findings import Check, Finding, Site, clock, date_header, ok, problem, skipped, warning
 from deploy.doctor.fixes import apply_queues, elsewhere, upgrade
+from engine.adapters import IMAGE_DIGEST
+from engine.scheduler import Pool
 from resources.launcher import on_kubernetes
 from resources.launcher.kubernetes_api import BY_KIND, CLUSTER_QUEUES, DEPLOYMENTS, NODES, PODS, Forbidden, KubernetesApi
 from resources.launcher.kubernetes_manifests import WORKLOAD

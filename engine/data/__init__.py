@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from engine.data.readers.hub.hub_session import guard_hub_session, restrict_hub_session
     from engine.data.readers.row_stream import open_rows
     from engine.data.report.histogram import histogram_svg, markdown_picture
+    from engine.data.report.report_text import report_lines
     from engine.data.report.validation_report import DatasetReport, counting_tokenizer, problems_of, report_in_order
     from engine.data.row_preview import Preview, preview, preview_lines, preview_pieces
     from engine.data.schema import REASONING_FIELDS, Example, TemplateValue, parse_canonical

@@ -106,7 +106,7 @@ def parse_hyperparameters(pairs: Sequence[str]) -> Mapping[str, object]:
 
 def parse_map(text: str | None) -> dict[str, str] | None:
     """Parse ``text=prompt`` into ``{"text": "prompt"}``; a usage error for anything else."""
-    from engine.data.readers.column_map import parse_column_map
+    from engine.data import parse_column_map
 
     try:
         return None if text is None else parse_column_map(text)

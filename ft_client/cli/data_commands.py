@@ -24,7 +24,7 @@ from ft_client.cli.output import Exit, Json, ago, fields, print_json, say, show_
 from ft_client.cli.session import connect, remote
 
 if TYPE_CHECKING:
-    from engine.data.policies import Policies
+    from engine.data import Policies
     from ft_client import FtClient, Record
 
 Model = Annotated[
@@ -167,7 +167,7 @@ def check(
     With an address and a key (`ft login`), the limits of your tier, the contamination lists and the model's tokenizer are the platform's;
     otherwise the report names what it was not compared with. Exit codes: 0 valid, 1 invalid, 2 unreadable.
     """
-    from engine.data.policies import MIN_TRAINING_EXAMPLES, Policies
+    from engine.data import MIN_TRAINING_EXAMPLES, Policies
 
     asked = parse_policies(policy, encoding=encoding, rows_at=rows_at) or {}
     mapping, policies = parse_map(column_map), Policies.from_request(asked, min_examples=1 if as_validation else MIN_TRAINING_EXAMPLES)
@@ -198,13 +198,13 @@ def _page(report: Mapping[str, Any], *, name: str) -> str:
 def local_file(given: str) -> Iterator[Path]:
     """Yield the file's path; a dataset of the Hub is fetched into a temporary directory. Exits with code 2 if it cannot be read."""
     if given.startswith(HUB):
-        from engine.data.readers.hub import hub_dataset
+        from engine.data import fetch_from_hub, parse_hub_id
 
         access: Any = {"endpoint": session.hub_endpoint(), "token": session.setting("FT_HUB_TOKEN") or None}
         with tempfile.TemporaryDirectory(prefix="ft-hub-") as directory:
             try:
-                pinned = hub_dataset.parse_hub_id(given, scratch=Path(directory), **access)
-                path = hub_dataset.fetch(pinned, Path(directory), **access).path
+                pinned = parse_hub_id(given, scratch=Path(directory), **access)
+                path = fetch_from_hub(pinned, Path(directory), **access).path
             except FtError as error:
                 show_error(error, as_json=False)
                 raise typer.Exit(Exit.USAGE) from error
@@ -228,8 +228,7 @@ def _validate(
     offline: bool,
 ) -> Mapping[str, Any]:
     """Return the report that the platform makes of `file`, and what could not be compared with the platform (``platform``)."""
-    from engine.data.ingest import Policies, validate_file
-    from engine.data.report.validation_report import counted_by
+    from engine.data import Policies, counting_tokenizer, validate_file
     from ft_client.cli.data import platform_inputs
 
     with tempfile.TemporaryDirectory(prefix="ft-check-") as directory:
@@ -248,7 +247,7 @@ def _validate(
             model_dir=base.directory if base else None, max_seq_len=(max_seq_len or base.context_length) if base else None,
             suites=inputs.suites, classifier=session.setting("FT_TOXICITY_CLASSIFIER") or "builtin",
         )  # fmt: skip
-    counted = None if base is None else {**counted_by(base), **given(max_seq_len=max_seq_len)}
+    counted = None if base is None else {**counting_tokenizer(base), **given(max_seq_len=max_seq_len)}
     if inputs.not_compared:
         say(f"not compared with {', '.join(inputs.not_compared)}{f': {inputs.reason}' if inputs.reason else ''}")
     return {**asdict(replace(result.report, model=counted)), "platform": inputs.to_dict()}
@@ -265,7 +264,7 @@ def _check_size(file: Path, most: int | None) -> None:
 
 
 def _show_report(report: Mapping[str, Any], *, name: str) -> None:
-    from engine.data.report_lines import report_lines
+    from engine.data import report_lines
 
     for line in report_lines(report, name=name):
         print(line)
@@ -324,7 +323,7 @@ def send(client: FtClient, given: str, options: Mapping[str, Any], *, wait: bool
 
 def accepted(client: FtClient, made: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `made` if the upload is valid or still being validated; else print its report to stderr and refuse it."""
-    from engine.data.report_lines import report_lines
+    from engine.data import report_lines
 
     if made["status"] != "error":
         return made
@@ -361,19 +360,18 @@ def preview(
         print_json(shown)
         return
     from core.typed_json import from_json
-    from engine.data.preview import Preview, render_lines
+    from engine.data import Preview, preview_lines
 
     for one in shown:
-        for line in render_lines(from_json(Preview, one), colour=sys.stdout.isatty()):
+        for line in preview_lines(from_json(Preview, one), colour=sys.stdout.isatty()):
             print(line)
 
 
 def _preview_here(
     path: Path, model: str, reading: Mapping[str, Any], num_examples: int, max_seq_len: int | None, *, offline: bool
 ) -> Sequence[Mapping[str, Any]]:
-    from engine.data.ingest import Policies, load_rows, validate_file
-    from engine.data.preview import preview as previewed
-    from engine.data.tokens.chat_tokenizer import ChatTokenizer
+    from engine.data import ChatTokenizer, Policies, load_rows, validate_file
+    from engine.data import preview as previewed
     from ft_client.cli.data import platform_inputs
 
     with tempfile.TemporaryDirectory(prefix="ft-preview-") as directory:

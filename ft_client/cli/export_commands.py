@@ -49,10 +49,7 @@ def export(
     """Export an adapter, merged weights, GGUF files or the tokenizer: to a directory, to a Hub, or both."""
     if out is None and push is None:
         raise InvalidRequest("choose a destination: -o DIR, --push ORG/NAME, or both", param="out")
-    from engine.adapters import (
-        ENVELOPE_FILE,
-        unpack_export,  # numpy
-    )
+    from engine.adapters import ENVELOPE_FILE, unpack_export
 
     endpoint = _endpoint(push, token)
     if out is not None and out.exists() and any(out.iterdir()):

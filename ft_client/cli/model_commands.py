@@ -19,7 +19,7 @@ from ft_client.cli.output import Exit, Json, ago, fields, percent, print_json, p
 from ft_client.cli.session import connect, remote
 
 if TYPE_CHECKING:
-    from engine.adapters.package import Refusal
+    from engine.adapters import Refusal
     from ft_client import FtClient, Record
 
 AdapterId = Annotated[str, typer.Argument(metavar="ID", help="Adapter id or model name (`ft adapters` lists them).")]
@@ -206,9 +206,9 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Verify that the files of a folder are those that the platform signed. With --keys, without a network."""
-    from engine.adapters.signatures import public_keys, signed_folder
+    from engine.adapters import check_signed_folder, read_key_set
 
-    statement, refused = signed_folder.check(folder, public_keys.read_key_set(_key_set(keys)), envelope=signature)
+    statement, refused = check_signed_folder(folder, read_key_set(_key_set(keys)), envelope=signature)
     if as_json:
         print_json({"verified": not refused, "statement": statement, "refusals": [{"code": r.code, "detail": r.detail} for r in refused]})
     else:

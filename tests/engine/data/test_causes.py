@@ -13,8 +13,8 @@ from control_plane.console.documents.report_page import report_page
 from engine.data.blocks.causes import MAX_CAUSES, Causes
 from engine.data.ingest import Policies, validate_file
 from engine.data.problems import Problem
+from engine.data.report.report_text import report_lines
 from engine.data.report.validation_report import MAX_SYSTEM_CHARS, problems_of, report_in_order
-from engine.data.report_lines import report_lines
 from tests.engine.data.examples_of import chat
 
 QUESTIONS = [{"question": f"How long does step {i} take?", "ground_truth": f"{i} days"} for i in range(1319)]

@@ -13,7 +13,7 @@ from core.errors import InvalidRequest
 from engine.data import checks
 from engine.data.ingest import IngestResult, Policies, validate_file
 from engine.data.policies import policy_options
-from engine.data.report_lines import report_lines
+from engine.data.report.report_text import report_lines
 from tests.engine.data.examples_of import chat
 
 REPOSITORY = Path(__file__).parents[4]

@@ -19,7 +19,7 @@ from engine.data.checks.contamination.overlap import SuiteGrams, SuiteIndex
 from engine.data.checks.contamination.shipped_suites import DIRECTORY, shipped_index, shipped_suites
 from engine.data.dedup.normalization import fold
 from engine.data.ingest import Policies, validate_file
-from engine.data.report_lines import report_lines
+from engine.data.report.report_text import report_lines
 from tests.engine.data.examples_of import SHARED_DATA
 from tools import licences
 from tools.suite_hashes import ANNOTATION, SOURCES, hashed, make

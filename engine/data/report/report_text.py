@@ -13,7 +13,8 @@ LENGTHS = {"min": "shortest", "p50": "median", "p95": "95 % up to", "max": "long
 
 def report_lines(report: Mapping[str, Any], *, name: str) -> Iterator[str]:
     """Format `report` on the file `name`, line by line."""
-    from engine.data import DatasetReport, section_lines
+    from engine.data.checks import section_lines
+    from engine.data.report.validation_report import DatasetReport
 
     verdict = report.get("verdict") or DatasetReport.from_dict(report).verdict
     yield f"{name}: {'NOT ' + verdict.removeprefix('not ').replace('valid', 'VALID', 1) if not report['valid'] else verdict}"
@@ -48,7 +49,7 @@ def _container(report: Mapping[str, Any]) -> str:
 
 def _remedy_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """For a file refused before any row was read: the verdict has said why, and what to do if no option helps."""
-    from engine.data import problems_of
+    from engine.data.report.validation_report import problems_of
 
     for problem in problems_of(report):
         if problem.get("command"):
@@ -57,7 +58,7 @@ def _remedy_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problem_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    from engine.data import problems_of
+    from engine.data.report.validation_report import problems_of
 
     found = problems_of(report)
     for problem in found[:MAX_PROBLEMS]:
