@@ -18,10 +18,12 @@ import httpx
 from core.errors import IntegrityError, RateLimited, Unavailable
 from ft_client import wire
 from ft_client.pages import Pages
-from ft_client.record import Record, parse
+from ft_client.record import parse
 from ft_client.retries import retry_pause
 
 T = TypeVar("T")
+R = TypeVar("R")
+"""What a method of the client says that it returns; at run time, a record."""
 SAFE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 """Methods that may be repeated without further effect."""
 PASSING = (httpx.TransportError, Unavailable, RateLimited)
@@ -58,12 +60,12 @@ class Connection:
         other._max_retries = self._max_retries if max_retries is None else max_retries
         return other
 
-    def call(self, method: str, path: str, **options: Any) -> Record:
+    def call(self, method: str, path: str, **options: Any) -> R:  # type: ignore[type-var]  # the method's annotation decides
         """Returns the decoded body of a response, objects as records; options as for :meth:`send`."""
-        body: Record = wire.decoded(self.send(method, path, **options))
+        body: R = wire.decoded(self.send(method, path, **options))
         return body
 
-    def create(self, path: str, *, key: str | None = None, **options: Any) -> Record:
+    def create(self, path: str, *, key: str | None = None, **options: Any) -> R:  # type: ignore[type-var]
         """Sends a POST with an Idempotency-Key (generated if not given) to a route that makes one object per key."""
         headers = {"idempotency-key": key or uuid.uuid4().hex}
         return self.call("POST", path, headers=headers, repeatable=True, **options)
@@ -101,12 +103,12 @@ class Connection:
         answer = self.send("GET", path, headers={"accept": accept}, params=params)
         return answer.content
 
-    def send_file(self, path: str, file: Path, data: Mapping[str, str]) -> Record:
+    def send_file(self, path: str, file: Path, data: Mapping[str, str]) -> R:  # type: ignore[type-var]
         """Sends a form with a file, read while it is sent."""
         with file.open("rb") as stream:
             return self.call("POST", path, data=dict(data), files={"file": (file.name, stream, "application/octet-stream")})
 
-    def pages(self, path: str, params: Mapping[str, Any] | None = None) -> Pages:
+    def pages(self, path: str, params: Mapping[str, Any] | None = None) -> Pages[R]:
         """Returns the objects of a list, requested as they are read."""
         return Pages(self, path, params or {})
 
@@ -158,7 +160,7 @@ class Connection:
                 if data is not None:
                     yield data
 
-    def events(self, path: str, *, params: Mapping[str, Any] | None = None) -> Iterator[Record]:
+    def events(self, path: str, *, params: Mapping[str, Any] | None = None) -> Iterator[R]:
         """Yields events as they happen until the server says that none can follow; an interrupted stream resumes."""
         decoder, retry = wire.EventDecoder(), 0
         last_output_at: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Record(dict[str, Any]):
         return frame(rows)
 
 
-def frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
+def frame(rows: Iterable[Any]) -> pandas.DataFrame:
     """Returns objects as a pandas frame, one row each; fields of nested objects become columns."""
     import pandas
 

@@ -308,6 +308,7 @@ def send(client: FtClient, given: str, options: Mapping[str, Any], *, wait: bool
     """Upload a file, or have the platform import it; with `wait`, it comes back validated."""
     from ft_client.cli.data import part_uploads
 
+    made: Mapping[str, Any]
     if given.startswith(HUB):
         made = client.datasets.import_from_hub(hub_id=given, **options)
     elif Path(given).stat().st_size >= part_uploads.FROM_BYTES:

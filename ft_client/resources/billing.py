@@ -7,7 +7,7 @@ from typing import Any
 
 from ft_client.connection import Resource
 from ft_client.pages import Pages
-from ft_client.record import Record
+from ft_client.types import Balance, Budget, Deleted, Invoice, InvoiceSummary, LedgerEntry, Usage
 from ft_client.wire import at, given
 
 
@@ -21,7 +21,7 @@ class UsageReports(Resource):
         end_time: int | None = None,
         bucket_width: str | None = None,
         group_by: Sequence[str] | None = None,
-    ) -> Record:
+    ) -> Usage:
         """Returns usage of this month, or from `start_time` to `end_time`: ended work by the time it ran, running work as ``unbilled``.
 
         `bucket_width` (UTC): ``hour``, ``day``, ``month``. `group_by`: any of ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``,
@@ -46,11 +46,13 @@ class UsageReports(Resource):
 class Ledger(Resource):
     """The tenant's ledger."""
 
-    def balance(self) -> Record:
+    def balance(self) -> Balance:
         """Returns the sum of all entries."""
         return self._api.call("GET", at("/v1/ledger"))
 
-    def entries(self, *, kind: str | None = None, job_id: str | None = None, limit: int = 100, after: str | None = None) -> Pages:
+    def entries(
+        self, *, kind: str | None = None, job_id: str | None = None, limit: int = 100, after: str | None = None
+    ) -> Pages[LedgerEntry]:
         """Lists entries, newest first, each with the data it was computed from."""
         return self._api.pages(at("/v1/ledger/entries"), given(kind=kind, job_id=job_id, limit=limit, after=after))
 
@@ -58,11 +60,11 @@ class Ledger(Resource):
 class Invoices(Resource):
     """The bill of a month (``yyyy-mm``)."""
 
-    def list(self, *, limit: int = 24, after: str | None = None) -> Pages:
+    def list(self, *, limit: int = 24, after: str | None = None) -> Pages[InvoiceSummary]:
         """Lists issued invoices, newest month first."""
         return self._api.pages(at("/v1/invoices"), given(limit=limit, after=after))
 
-    def retrieve(self, month: str) -> Record:
+    def retrieve(self, month: str) -> Invoice:
         """Returns the invoice of a month; a draft until the month is over and its attempts are settled."""
         return self._api.call("GET", at("/v1/invoices/{month}", month))
 
@@ -74,28 +76,28 @@ class Invoices(Resource):
 class Budgets(Resource):
     """Monthly budgets and their alerts."""
 
-    def create(self, *, name: str, limit_micros: int, **options: Any) -> Record:
+    def create(self, *, name: str, limit_micros: int, **options: Any) -> Budget:
         """Creates a budget. It stops nothing: each threshold sends ``budget.threshold_reached`` once a month.
 
         Options: `thresholds`.
         """
         return self._api.call("POST", at("/v1/budgets"), json={"name": name, "limit_micros": limit_micros, **options})
 
-    def list(self, *, limit: int = 100, after: str | None = None) -> Pages:
+    def list(self, *, limit: int = 100, after: str | None = None) -> Pages[Budget]:
         """Lists budgets, newest first, each with this month's spend."""
         return self._api.pages(at("/v1/budgets"), given(limit=limit, after=after))
 
-    def retrieve(self, budget_id: str) -> Record:
+    def retrieve(self, budget_id: str) -> Budget:
         """Returns one budget."""
         return self._api.call("GET", at("/v1/budgets/{budget_id}", budget_id))
 
-    def update(self, budget_id: str, **options: Any) -> Record:
+    def update(self, budget_id: str, **options: Any) -> Budget:
         """Changes name, limit or thresholds; alerts already sent this month are not repeated.
 
         Options: `name`, `limit_micros`, `thresholds`.
         """
         return self._api.call("POST", at("/v1/budgets/{budget_id}", budget_id), json=options, repeatable=True)
 
-    def delete(self, budget_id: str) -> Record:
+    def delete(self, budget_id: str) -> Deleted:
         """Deletes a budget and the record of its alerts."""
         return self._api.call("DELETE", at("/v1/budgets/{budget_id}", budget_id))

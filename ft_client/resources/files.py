@@ -8,7 +8,7 @@ from typing import Any
 
 from ft_client.connection import Resource
 from ft_client.pages import Pages
-from ft_client.record import Record
+from ft_client.types import Deleted, File
 from ft_client.wire import at, form, given
 
 
@@ -26,7 +26,7 @@ class Files(Resource):
         rows_at: str | None = None,
         model: str | None = None,
         expires_after_s: int | None = None,
-    ) -> Record:
+    ) -> File:
         """Uploads a dataset, read while it is sent; a small one returns validated, with status ``processed`` or ``error``.
 
         A large one is ``uploaded``: :meth:`wait` for it. `column_map` maps columns of CSV and Parquet to fields; `encoding` is that of text
@@ -47,25 +47,25 @@ class Files(Resource):
 
     def list(
         self, *, purpose: str | None = None, sha256: str | None = None, order: str | None = None, limit: int = 100, after: str | None = None
-    ) -> Pages:
+    ) -> Pages[File]:
         """Lists files, newest first, `limit` per page; with `sha256`, those with these bytes."""
         return self._api.pages(at("/v1/files"), given(purpose=purpose, sha256=sha256, order=order, limit=limit, after=after))
 
-    def retrieve(self, file_id: str) -> Record:
+    def retrieve(self, file_id: str) -> File:
         """Returns one file."""
         return self._api.call("GET", at("/v1/files/{file_id}", file_id))
 
-    def delete(self, file_id: str) -> Record:
+    def delete(self, file_id: str) -> Deleted:
         """Deletes the bytes; refused while an unfinished job uses the file."""
         return self._api.call("DELETE", at("/v1/files/{file_id}", file_id))
 
-    def events(self, file_id: str) -> Iterator[Record]:
+    def events(self, file_id: str) -> Iterator[File]:
         """Yields changes of a file until it is validated; the last one has the result."""
         return self._api.events(at("/v1/files/{file_id}/events", file_id))
 
     def wait(
-        self, file_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0, each: Callable[[Record], object] | None = None
-    ) -> Record:
+        self, file_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0, each: Callable[[File], object] | None = None
+    ) -> File:
         """Waits until the file is ``processed`` or ``error`` and returns it; ``TimeoutError`` after `timeout_s`.
 
         `each` is called with the file on every look, the last one included.
@@ -79,7 +79,7 @@ class Files(Resource):
             each=each,
         )
 
-    def validate(self, file_id: str) -> Record:
+    def validate(self, file_id: str) -> File:
         """Validates a file again after the platform failed to."""
         return self._api.call("POST", at("/v1/files/{file_id}/validate", file_id))
 

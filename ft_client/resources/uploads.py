@@ -12,7 +12,7 @@ import httpx
 
 from core.errors import IntegrityError, InvalidRequest, Unavailable
 from ft_client.connection import Resource
-from ft_client.record import Record
+from ft_client.types import Upload, UploadPart, UploadWithParts
 from ft_client.wire import at
 
 PART_BYTES = 16 << 20
@@ -27,7 +27,7 @@ LOOK_S = 1.0
 class Uploads(Resource):
     """Uploads in parts; :meth:`send` does everything."""
 
-    def create(self, *, bytes: int, filename: str, mime_type: str, purpose: str, **options: Any) -> Record:
+    def create(self, *, bytes: int, filename: str, mime_type: str, purpose: str, **options: Any) -> Upload:
         """Announces a file; what would be refused later is refused now.
 
         Options: `expires_after`, `column_map`, `policies`, `encoding`, `rows_at`, `model`.
@@ -36,16 +36,16 @@ class Uploads(Resource):
             "POST", at("/v1/uploads"), json={"bytes": bytes, "filename": filename, "mime_type": mime_type, "purpose": purpose, **options}
         )
 
-    def retrieve(self, upload_id: str) -> Record:
+    def retrieve(self, upload_id: str) -> UploadWithParts:
         """Returns the upload with its stored parts, and the sha256 of each."""
         return self._api.call("GET", at("/v1/uploads/{upload_id}", upload_id))
 
-    def add_part(self, upload_id: str, data: bytes) -> Record:
+    def add_part(self, upload_id: str, data: bytes) -> UploadPart:
         """Stores a part; the same bytes sent again are the same part."""
         path, files = at("/v1/uploads/{upload_id}/parts", upload_id), {"data": ("part", data, "application/octet-stream")}
         return self._api.call("POST", path, files=files, repeatable=True)
 
-    def complete(self, upload_id: str, *, part_ids: Sequence[str], **options: Any) -> Record:
+    def complete(self, upload_id: str, *, part_ids: Sequence[str], **options: Any) -> Upload:
         """Joins the parts, in the order of ``part_ids``, into a file; a second call returns the same file.
 
         Repeats the call for a join that takes longer than a connection lives, for at most half an hour.
@@ -62,7 +62,7 @@ class Uploads(Resource):
                     raise
             time.sleep(LOOK_S)
 
-    def cancel(self, upload_id: str) -> Record:
+    def cancel(self, upload_id: str) -> Upload:
         """Cancels an upload that is not completed; its parts are removed."""
         return self._api.call("POST", at("/v1/uploads/{upload_id}/cancel", upload_id), repeatable=True)
 
@@ -77,7 +77,7 @@ class Uploads(Resource):
         rows_at: str | None = None,
         model: str | None = None,
         part_bytes: int = PART_BYTES,
-    ) -> Record:
+    ) -> Upload | UploadWithParts:
         """Uploads a file of any size, part by part; the file itself is ``["file"]`` of the result.
 
         If this fails midway, the error's notes name the upload, which :meth:`resume` continues.
@@ -94,7 +94,7 @@ class Uploads(Resource):
 
     def resume(
         self, upload_id: str, file: Path, *, part_bytes: int = PART_BYTES, on_stored: Callable[[int], None] = lambda _num_bytes: None
-    ) -> Record:
+    ) -> Upload | UploadWithParts:
         """Sends the missing parts of an upload, and completes it. Stored parts are recognized by their sha256, and not sent again.
 
         `on_stored` gets the size of each part that is stored, whether it was sent now or before.

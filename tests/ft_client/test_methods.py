@@ -51,6 +51,8 @@ class Call(NamedTuple):
     method: str
     path: str
     function: ast.FunctionDef
+    http: str
+    """What the connection calls it."""
 
 
 def calls() -> Iterator[Call]:
@@ -72,7 +74,7 @@ def _calls_of(function: ast.FunctionDef, where: str) -> Iterator[Call]:
         name, args = node.func.attr, [ast.unparse(a) for a in node.args]  # type: ignore[attr-defined]
         method = HTTP_OF.get(name) or args[0].strip("'")
         assert len(set(templates)) == 1, f"{where} names {templates}: one method, one route"
-        yield Call(where, method, templates[0], function)
+        yield Call(where, method, templates[0], function, name)
 
 
 def test_every_route_has_a_method(document: dict[str, Any]) -> None:
@@ -104,6 +106,25 @@ def test_every_method_takes_what_its_route_takes(document: dict[str, Any]) -> No
             asked |= set(document["components"]["schemas"].get(reference.rpartition("/")[2], schema).get("properties", {}))
         missing += [(method, path, name) for name in sorted(asked - words - TAKEN_OTHERWISE)]
     assert missing == []
+
+
+def test_every_method_names_the_type_of_its_response(document: dict[str, Any]) -> None:
+    """The annotation is the schema of the response; a list is a page of it, or pages."""
+    seen = 0
+    for call in calls():
+        answers = document["paths"][call.path][call.method.lower()]["responses"]
+        content = next(answer for status, answer in answers.items() if status[0] == "2").get("content", {})
+        name = content.get("application/json", {}).get("schema", {}).get("$ref", "").rpartition("/")[2]
+        if name and call.http not in ("content", "growing"):
+            item = name.removeprefix("ListOf_").rstrip("_").replace("dict_str__Any", "Record")
+            allowed = {f"Page[{item}]", f"Pages[{item}]", f"Iterator[{item}]"} if name.startswith("ListOf_") else {item, SPELLED.get(name)}
+            assert ast.unparse(call.function.returns or ast.Constant(None)) in allowed, call.where
+            seen += 1
+    assert seen > 120
+
+
+SPELLED = {"PermissionList": "Pages[CheckpointPermission]"}
+"""Types of responses that are lists by another name."""
 
 
 def test_every_method_says_what_it_does() -> None:
