@@ -19,7 +19,7 @@ from core.telemetry.logs import PACKAGES
 from tests.control_plane.cli.conftest import ROOT
 
 WITHOUT_A_COMMAND = {
-    "GET /v1/fine_tuning/model_limits": "of hyperparameters with their bounds: docs/training.md has the table",
+    "GET /v1/fine_tuning/model_limits": "of hyperparameters with their bounds: docs/hyperparameters.md and docs/methods.md have the tables",
     "GET /v1/uploads/ID": "of the parts of an upload: `ft upload` takes their ids from the API and announces the size that the file has",
 }
 
