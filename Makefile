@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: help setup demo vllm llama-cpp test test-all test-cluster check bench mutation images pictures slos lock docs sbom release-check audit clean
+.PHONY: help setup demo vllm llama-cpp test test-all test-cluster check bench mutation images pictures slos lock pages docs sbom release-check audit clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -95,6 +95,10 @@ slos: setup ## write the alerts and the dashboard of the objectives in deploy/ob
 
 lock: setup ## resolve the lock files with hashes; pinned versions that still fit stay
 	$(PY) -m tools.lock
+
+pages: setup ## write the pages of docs that are made from code and data: error codes, recipes
+	$(PY) -m tools.error_codes
+	$(PY) -m tools.recipe_tables
 
 docs: setup ## build the documentation as a site into build/site; fails on dead links and pages outside the navigation
 	$(PY) -m mkdocs build --strict

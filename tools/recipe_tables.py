@@ -1,15 +1,17 @@
-"""Recipes and methods as Markdown tables, for documents: ``python -m tools.recipe_tables`` prints them."""
+"""Methods and recipes as Markdown tables: ``python -m tools.recipe_tables`` writes them into pages of docs/."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from engine.training import methods
 from engine.training.hyperparameters import OF_EVERY_RECIPE
 from engine.training.recipes import Recipe, load_recipes
 from engine.training.requested_hyperparameters import HYPERPARAMETER_LIMITS
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def methods_table() -> str:
@@ -40,23 +42,34 @@ def options_table() -> str:
 
 def recipes_table() -> str:
     """Lists every recipe with the models it applies to."""
-    rows = [f"| `{r.label}` | {r.adapter} | {_models(r)} | {_sizes(r)} | {r.summary} |" for r in load_recipes().values()]
-    return "\n".join(["| recipe | adapter | base models | parameters | |", "|---|---|---|---|---|", *rows])
+    rows = [f"| `{r.label}` | {r.adapter} | {_models(r)} | {_sizes(r)} |" for r in load_recipes().values()]
+    return "\n".join(["| recipe | adapter | base models | parameters |", "|---|---|---|---|", *rows])
 
 
 def defaults_table() -> str:
     """Lists every default with its source: all for recipes for any model, the differences for others."""
-    rows, seen = [], set[tuple[str, str, str, str]]()
+    rows = [
+        f"| `{name}` | {_shown(value)} | {', '.join(f'`{recipe}`' for recipe in recipes)} | {', '.join(of_methods) or 'all'} | {source} |"
+        for (name, value, source, of_methods), recipes in _defaults().items()
+    ]
+    return "\n".join(["| default | value | recipes | methods | source |", "|---|---|---|---|---|", *sorted(rows)])
+
+
+def _defaults() -> dict[tuple[str, Any, str, tuple[str, ...]], list[str]]:
+    """Recipes by name, value and source of a default, and the methods that it is for; all of them if there are none."""
+    seen, grouped = set[tuple[str, str, str, str]](), dict[tuple[str, Any, str, tuple[str, ...]], list[str]]()
     for recipe in load_recipes().values():
-        for name, method, value, source in _defaults(recipe):
-            if (recipe.adapter, name, method, f"{value}{source}") in seen:
-                continue
-            seen.add((recipe.adapter, name, method, f"{value}{source}"))
-            rows.append(f"| `{recipe.name}` | `{name}` | {method} | {_shown(value)} | {source} |")
-    return "\n".join(["| recipe | default | method | value | source |", "|---|---|---|---|---|", *rows])
+        of_methods: dict[tuple[str, Any, str], list[str]] = {}
+        for name, method, value, source in _of_recipe(recipe):
+            if (key := (recipe.adapter, name, method, f"{value}{source}")) not in seen:
+                seen.add(key)
+                of_methods.setdefault((name, value, source), []).append(method)
+        for default, for_methods in of_methods.items():
+            grouped.setdefault((*default, tuple(filter(None, for_methods))), []).append(recipe.name)
+    return grouped
 
 
-def _defaults(recipe: Recipe) -> Iterator[tuple[str, str, Any, str]]:
+def _of_recipe(recipe: Recipe) -> Iterator[tuple[str, str, Any, str]]:
     for name, default in recipe.defaults.items():
         yield name, "", default.value, default.source
     for method, overrides in recipe.methods.items():
@@ -86,7 +99,20 @@ TABLES = {
     "recipes": recipes_table,
     "defaults": defaults_table,
 }
+PAGES = {"methods": "methods", "settings": "methods", "options": "hyperparameters", "recipes": "recipes", "defaults": "recipes"}
+"""Page of docs/ that holds each table, between ``<!-- name -->`` and ``<!-- end -->``."""
+
+
+def page(table: str) -> Path:
+    return DOCS / f"{PAGES[table]}.md"
+
+
+def write() -> None:
+    """Write the tables into their pages."""
+    for name, table in TABLES.items():
+        before, mark, rest = page(name).read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
+        page(name).write_text(f"{before}{mark}{table()}\n<!-- end -->{rest.partition('<!-- end -->')[2]}", encoding="utf-8")
+
 
 if __name__ == "__main__":
-    for name, table in TABLES.items():
-        sys.stdout.write(f"<!-- {name} -->\n{table()}\n\n")
+    write()

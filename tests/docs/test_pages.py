@@ -140,7 +140,7 @@ def test_the_documented_mix_is_one_that_the_documented_pools_hold() -> None:
 
 def test_the_documented_task_is_a_capability_suite(tmp_path: Path) -> None:
     (tmp_path / "returns").mkdir()
-    (tmp_path / "returns/returns_policy.yaml").write_text(only("docs/evaluations.md", "yaml").text)
+    (tmp_path / "returns/returns_policy.yaml").write_text(only("docs/evaluation-suites.md", "yaml").text)
     row = json.dumps({"question": "May I return it?", "choices": ["yes", "no"], "answer": 0}) + "\n"
     for name in ("questions.jsonl", "examples.jsonl"):
         (tmp_path / "returns" / name).write_text(row)

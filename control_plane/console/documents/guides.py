@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs"
 """Absent where only the packages are installed; then no page offers a guide."""
-PLACE, INDEX = "/console/guides", "README"
+PLACE, INDEX, CODES = "/console/guides", "README", "errors"
 NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
 

@@ -92,7 +92,7 @@ def guide(page: PageDep, name: str = guides.INDEX) -> Response:
     """Show a guide; without a name, the list of them by task."""
     if name not in guides.names():
         raise NotFound(f"no guide {name[:60]!r}; see {guides.PLACE}")
-    return page.show("guide.html", guide=guides.guide(name))
+    return page.show("guide.html", guide=guides.guide(name), has_codes=name == guides.CODES)
 
 
 def _by_tag(document: Mapping[str, Any], url: str) -> Mapping[str, list[Operation]]:

@@ -40,7 +40,7 @@ class Toxicity(Check):
         Option(
             "toxicity",
             ("off", "warn", "drop", "review", "fail"),
-            help="rows with a classifier score of `toxicity_threshold` or above; see [toxicity.md](toxicity.md)",
+            help="rows with a classifier score of `toxicity_threshold` or above; see [classifiers](datasets.md#toxicity-classifiers)",
             in_every_id=True,
         ),
         Option("toxicity_threshold", 0.9, help="score of the classifier, 0 to 1, from which a row counts", in_every_id=True),
@@ -95,7 +95,7 @@ class LexiconClassifier:
     """Weighted phrases of seven categories, combined by noisy-or: 1 - product(1 - weight) over the different phrases found.
 
     English only, without context or intent: a first filter for gross content, not to be relied on alone. Measurements are in
-    ``docs/toxicity.md``.
+    ``docs/datasets.md``.
     """
 
     name = "builtin-lexicon-1"

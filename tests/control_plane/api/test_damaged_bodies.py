@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 import uuid
 from collections import Counter
@@ -33,6 +32,7 @@ from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.platform.background_worker import working
 from tests.support.platform.database_roles import as_owner
 from tests.support.servers.inference_server import TOKEN, free_port, inference_server
+from tools import error_codes
 
 SECONDS = float(os.environ.get("FT_TEST_FUZZ_SECONDS", "60"))
 """Of each family."""
@@ -40,12 +40,11 @@ PER_ROUND = 40
 MAX_CPU_S, HANGS_AFTER_S = 10.0, 120.0
 """CPU seconds of this process, which the API runs in, and seconds on a machine that may be busy with something else."""
 MAX_MESSAGE_CHARS = 2000
-ROWS, ROW_CODES = "### In reports: rows", re.compile(r"^\| (`\w+`(?:, `\w+`)*) \|", re.MULTILINE)
+ROWS = "Reports: rows"
 """Codes of rows have no status of their own; messages of requests are refused with them."""
 ROOT = Path(__file__).resolve().parents[3]
 BASE = ROOT / "examples/demo/base_model"
 MODEL = "tiny-base"
-CODES = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| (\d{3}(?:, \d{3})*|-) ", re.MULTILINE)
 WRITTEN_ANYWAY = ("rate_limits", "audit_log", "audit_entries", "procrastinate", "api_keys", "sessions", "alembic")
 """Beginnings of tables that a refused request may change: counters, when a key was last used, who was refused what."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.filterwarnings("ignore:Generating overly large repr")]
@@ -161,14 +160,10 @@ def _digests(platform: Platform) -> sa.TextClause:
 
 @pytest.fixture(scope="session")
 def documented() -> Mapping[str, set[str]]:
-    """Statuses of each code, as docs/errors.md has them."""
-    text = (ROOT / "docs/errors.md").read_text()
-    of_rows = text.partition(ROWS)[2].partition("\n#")[0]
-    found: dict[str, set[str]] = {code: {"400"} for codes in ROW_CODES.findall(of_rows) for code in codes.replace("`", "").split(", ")}
-    assert len(found) > 10
-    for codes, statuses in CODES.findall(text):
-        for code in codes.split(", "):
-            found.setdefault(code.strip("`"), set()).update(statuses.split(", "))
+    """Statuses of each code, as docs/errors.yaml has them."""
+    codes = error_codes.load().values()
+    found = {code.name: set(code.statuses) | ({"400"} if code.section == ROWS else set()) for code in codes}
+    assert len([code for code in codes if code.section == ROWS]) > 10
     assert len(found) > 200
     return found
 

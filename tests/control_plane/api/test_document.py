@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tools import error_codes
+
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 TABLE = re.compile(r"(?<=\n## Routes\n\n).*", re.DOTALL)
 WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
@@ -147,13 +149,10 @@ def _exists(client: httpx.Client, method: str, path: str) -> None:
 
 
 def test_every_code_says_what_it_means_and_what_to_do() -> None:
-    rows = [line for line in (DOCS / "errors.md").read_text().splitlines() if line.startswith("| `")]
-    assert len(rows) > 200
-    for row in rows:
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", re.sub(r"`[^`]*`", "`x`", row))[1:-1]]
-        assert all(cells), row
-    statuses = {cell for row in rows if len(cells := row.split("|")) > 5 for cell in [cells[2].strip()] if cell.isdecimal()}
-    assert {"400", "401", "403", "404", "409", "429", "503"} <= statuses
+    codes = error_codes.load().values()
+    assert len(codes) > 500
+    assert [code.name for code in codes if code.statuses and code.fault == "user" and not code.next] == []
+    assert {"400", "401", "403", "404", "409", "429", "503"} <= {status for code in codes for status in code.statuses}
 
 
 def test_the_kinds_of_errors_are_all_there() -> None:

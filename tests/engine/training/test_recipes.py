@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,9 +11,7 @@ from core.errors import InvalidRequest
 from engine.training import methods, recipes
 from engine.training.requested_hyperparameters import HYPERPARAMETER_LIMITS, checked_hyperparameters
 from tests.engine.training.test_hyperparameters import SMALL, spec
-from tools.recipe_tables import TABLES
-
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs/training.md"
+from tools.recipe_tables import TABLES, page
 
 ALL = recipes.load_recipes()
 
@@ -172,8 +169,8 @@ def test_a_recipe_that_leaves_a_default_out_is_refused() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_documented_tables_are_those_of_the_recipes(name: str) -> None:
-    written = DOCUMENT.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")[2].partition("\n<!-- end -->")[0]
-    assert written == TABLES[name](), "python -m tools.recipe_tables prints the tables"
+    written = page(name).read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")[2].partition("\n<!-- end -->")[0]
+    assert written == TABLES[name](), "make pages writes the tables"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ft_client.cli.remedies import COMMANDS, ROUTE, in_commands
 from tests.ft_client.cli.conftest import ROOT
 
 WITHOUT_A_COMMAND = {
-    "GET /v1/fine_tuning/model_limits": "of hyperparameters with their bounds: docs/training.md has the table",
+    "GET /v1/fine_tuning/model_limits": "of hyperparameters with their bounds: docs/hyperparameters.md and docs/methods.md have the tables",
     "GET /v1/uploads/ID": "of the parts of an upload: `ft upload` takes their ids from the API and announces the size that the file has",
 }
 

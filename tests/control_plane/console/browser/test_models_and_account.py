@@ -101,6 +101,23 @@ def test_the_reference_is_accessible_and_runs_what_only_reads(page: Page, world:
     assert axe(page) == []
 
 
+def test_codes_of_errors_are_found_by_the_words_that_are_typed(page: Page) -> None:
+    page.goto("/console/guides/errors")
+    codes, sections = page.locator("article h3:visible"), page.locator("article h2:visible")
+    everything = (codes.count(), sections.count())
+    page.get_by_label("Find a code").fill("template TOKEN")
+    assert 0 < codes.count() < 20 < everything[0]
+    assert page.locator("#stop_token_not_trained").is_visible()
+    shown = sections.all_text_contents()
+    assert "Models and training settings" in shown and "Webhooks and e-mail" not in shown, "sections without a code found are not shown"
+    page.get_by_label("Find a code").fill("upload_cancelled")
+    assert codes.all_text_contents() == ["upload_completed", "upload_cancelled", "upload_expired"], "codes that share a text"
+    assert sections.all_text_contents() == ["Files and datasets"]
+    assert axe(page) == []
+    page.get_by_label("Find a code").fill("")
+    assert (codes.count(), sections.count()) == everything
+
+
 @pytest.mark.slow
 def test_the_reference_fills_in_parameters_and_asks_before_a_change(page: Page, world: World) -> None:
     page.goto("/docs#retrieve_v1_fine_tuning_jobs__job_id__get")

@@ -257,6 +257,7 @@ def test_job_that_was_trained_and_not_approved_says_so_also_without_a_report(vis
     answer = visitor.get(f"/console/jobs/{job}")
     assert answer.status_code == 200
     assert "Trained, not approved" in answer.text and "it is worse" in answer.text
+    assert 'href="/console/guides/not-approved"' in answer.text
     assert "Trained, not approved" in visitor.get("/console/jobs").text
 
 

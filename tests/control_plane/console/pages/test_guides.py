@@ -28,7 +28,7 @@ def test_a_guide_is_a_page_of_the_console_and_linked_where_it_helps(visitor: Vis
     assert '<h2 id="formats">Formats</h2>' in page
     assert "<code>&lt;think&gt;</code>" in page, "text of a guide is never markup"
     assert 'href="/console/guides/datasets"' in visitor.get("/console/datasets/new").text
-    assert 'href="/console/guides/training"' in visitor.get("/console/jobs/new").text
+    assert 'href="/console/guides/methods"' in visitor.get("/console/jobs/new").text
     assert "Documentation" in visitor.get("/console/guides").text
     assert visitor.get("/console/guides/..%2Fpyproject").status_code == 404
     assert visitor.get("/console/guides/nothing").status_code == 404

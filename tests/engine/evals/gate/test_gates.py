@@ -14,7 +14,7 @@ import pytest
 from engine.evals.config import EvalConfig, parse_eval_config
 from engine.evals.gate import gates
 from engine.evals.gate.gates import judge
-from engine.evals.gate.verdict import BASES, NEXT_STEPS, Verdict
+from engine.evals.gate.verdict import BASES, MEANINGS, NEXT_STEPS, Verdict
 from engine.evals.scoring.report import EvalReport, Score
 from engine.evals.scoring.scores import COHERENT, REFUSED
 from engine.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY
@@ -429,6 +429,11 @@ def test_a_verdict_survives_json() -> None:
 def test_every_code_is_documented(code: str) -> None:
     for page in ("errors.md", "evaluations.md"):
         assert f"`{code}`" in (DOCS / page).read_text(), page
+
+
+def test_the_page_about_failed_jobs_has_the_sentence_of_every_failure() -> None:
+    page = (DOCS / "not-approved.md").read_text()
+    assert [code for code, meaning in MEANINGS.items() if f"| {meaning} | `{code}` |" not in page] == []
 
 
 def only(*scores: Score, **more: Any) -> EvalReport:
