@@ -47,7 +47,7 @@ def load(source: Path = SOURCE) -> dict[str, Code]:
 def page() -> str:
     """Return docs/errors.md."""
     document = _document(SOURCE)
-    return document["intro"] + "".join(part for section in document["sections"] for part in _section(section))
+    return str(document["intro"]) + "".join(part for section in document["sections"] for part in _section(section))
 
 
 def _document(source: Path) -> Any:
