@@ -12,7 +12,7 @@ import typer
 from control_plane.cli.local_platform import local, open_local, user
 from core.errors import InvalidRequest
 from ft_client.cli.account_commands import key_state
-from ft_client.cli.command_options import span_s
+from ft_client.cli.command_options import Lifetime
 from ft_client.cli.commands import Limit, NewName, add_commands, add_group, argument, document, documents, listing, option, since
 from ft_client.cli.output import Json, print_json, say
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 TenantId = argument("Id of the tenant.", metavar="TENANT")
 JobId = argument("Job, as in `ft admin dead-letters list`.", metavar="JOB")
-LIFETIME = option("--expires-in", "30d, 12h or seconds; never if left out.", metavar="SPAN", parser=span_s, type=int)
 OF_TIER = "tier"
 """Placeholder for the tier's limit where an option takes a number."""
 TENANT = "id name tier max_jobs_in_flight soft_gpu_hours hard_gpu_hours requests_per_minute suspended_reason suspended_at"
@@ -84,7 +83,7 @@ def register(admin: typer.Typer) -> None:
         "create": local.call("control_plane.tenants.operators.create", "Create an operator's key (ft-op-...). Its secret is written to "
             "stdout, only now; it expires after 90 days, or at most a year.", _key_created, prints="secret",
             shows="id name secret expires_at", name=argument("Name of the person or machine that holds it."),
-            expires_in_s=(LIFETIME, "90d")),
+            expires_in_s=(Lifetime, "90d")),
         "list": local.call("control_plane.tenants.operators.list_all", "List operators' keys, newest first, including revoked ones.", KEYS,
             shows="id name hint created_at expires_at revoked_at last_used_at"),
         "revoke": local.call("control_plane.tenants.operators.revoke", "Revoke an operator's key immediately.",

@@ -18,14 +18,14 @@ from core.errors import InvalidRequest
 from core.event_types import EVENT_TYPES
 from ft_client.cli import session
 from ft_client.cli.command_options import Lifetime, span_s, unix_seconds
-from ft_client.cli.commands import NewName, add_commands, add_group, argument, given, listing, option, show, since
+from ft_client.cli.commands import NewName, add_commands, add_group, argument, listing, option, show, since
 from ft_client.cli.output import Json, ago, fields, number, print_json, say, table
 from ft_client.cli.session import connect, remote
 
 if TYPE_CHECKING:
     from ft_client import FtClient, Record
 
-KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Key id (`ft keys` lists them): key_...")]
+KeyId = argument("Key id (`ft keys` lists them): key_...", metavar="KEY_ID")
 EndpointId = Annotated[str, typer.Argument(metavar="ENDPOINT", help="Endpoint id (`ft webhooks` lists them): we_...")]
 MemberId = argument("Member id (`ft members` lists them): mem_...", metavar="MEMBER_ID")
 Events = option(
@@ -81,10 +81,20 @@ def register(app: typer.Typer) -> None:
         "audit": audit,
     })  # fmt: skip
     add_group(app, "keys", "List, create and revoke your tenant's API keys.", {
-        "list": list_keys,
-        "create": create_key,
+        "list": remote.call(_keys, "List your tenant's API keys, newest first; only active ones, unless you pass --all.", KEYS,
+            everything=option("--all", "Include revoked and expired keys.", type=bool)),
+        "create": remote.call("api_keys.create", "Create a key. Its secret is written to stdout, only now.",
+            lambda made: f"key {made['id']} ({', '.join(made['scopes'])}); its secret is shown only now", prints="secret",
+            name=argument("Name, shown in lists and in the audit log."),
+            scopes=option("--scope", "read, write or admin; may be repeated. Default: read and write.", type=list[str] | None),
+            expires_in=Lifetime, member_id=option("--member", "Member who owns it; its scopes stay within their role.", metavar="ID"),
+            requests_per_minute=option("--requests-per-minute", "At most the tenant's limit.", type=int | None)),
         "show": remote.call("api_keys.retrieve", "Show a key, without its secret.", _show_key, key_id=KeyId),
-        "rotate": rotate_key,
+        "rotate": remote.call(_rotate_key,
+            "Replace a key; the new secret is written to stdout, and the old key expires after the overlap.",
+            "key {id} replaces {key_id}, which expires in {overlap}; the secret is shown only now", prints="secret", key_id=KeyId,
+            overlap=(option("--overlap", "How long the old secret stays valid; 0 ends it immediately.", metavar="SPAN", type=str), "24h"),
+            expires_in=Lifetime),
         "revoke": remote.call("api_keys.revoke", "Revoke a key immediately.", "key {id} ({name}) is revoked", key_id=KeyId),
     }, panel="Account")  # fmt: skip
     add_group(app, "members", "List the people of your tenant, add and remove them.", {
@@ -208,26 +218,8 @@ def quota_line(quota: Mapping[str, Any]) -> str:
     return space + ("" if quota["fits"] else "; the job does not fit") + excess
 
 
-@remote(KEYS)
-def list_keys(
-    client: FtClient, everything: Annotated[bool, typer.Option("--all", help="Include revoked and expired keys.")] = False
-) -> Any:
-    """List your tenant's API keys, newest first; only active ones, unless you pass --all."""
+def _keys(client: FtClient, everything: bool) -> Any:
     return [k for k in client.api_keys.list() if everything or key_state(k) == "active"]
-
-
-@remote(lambda made: f"key {made['id']} ({', '.join(made['scopes'])}); its secret is shown only now", prints="secret")
-def create_key(
-    client: FtClient,
-    name: Annotated[str, typer.Argument(help="Name, shown in lists and in the audit log.")],
-    scope: Annotated[list[str] | None, typer.Option(help="read, write or admin; may be repeated. Default: read and write.")] = None,
-    expires_in: Lifetime = None,
-    member: Annotated[str | None, typer.Option(metavar="ID", help="Member who owns it; its scopes stay within their role.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="At most the tenant's limit.")] = None,
-) -> Any:
-    """Create a key. Its secret is written to stdout, only now."""
-    options = given(scopes=scope, expires_in=span_s(expires_in), member_id=member, requests_per_minute=requests_per_minute)
-    return client.api_keys.create(name=name, **options)
 
 
 def _show_key(found: Record) -> None:
@@ -235,15 +227,8 @@ def _show_key(found: Record) -> None:
     fields({**{k: found[k] for k in ("id", "name", "hint", "member_id", "requests_per_minute")}, "state": key_state(found), **times})
 
 
-@remote("key {id} replaces {key_id}, which expires in {overlap}; the secret is shown only now", prints="secret")
-def rotate_key(
-    client: FtClient,
-    key_id: KeyId,
-    overlap: Annotated[str, typer.Option(metavar="SPAN", help="How long the old secret stays valid; 0 ends it immediately.")] = "24h",
-    expires_in: Lifetime = None,
-) -> Any:
-    """Replace a key; the new secret is written to stdout, and the old key expires after the overlap."""
-    return client.api_keys.rotate(key_id, overlap=span_s(overlap), **given(expires_in=span_s(expires_in)))
+def _rotate_key(client: FtClient, key_id: str, overlap: str, **options: Any) -> Any:
+    return client.api_keys.rotate(key_id, overlap=span_s(overlap), **options)
 
 
 def _show_member(member: Record) -> None:

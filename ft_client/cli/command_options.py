@@ -10,12 +10,11 @@ from typing import Annotated
 import typer
 
 from core.errors import InvalidDataset, InvalidRequest
-from ft_client.cli.commands import given
+from ft_client.cli.commands import given, option
 
 MICROS = 1_000_000
 UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
-Lifetime = Annotated[str | None, typer.Option("--expires-in", metavar="SPAN", help="30d, 12h or seconds; never if left out.")]
 Map = Annotated[
     str | None, typer.Option("--map", help="Columns of a CSV or Parquet file: `text=prompt,category=completion` (COLUMN=FIELD).")
 ]
@@ -126,3 +125,6 @@ def parse_policies(pairs: Sequence[str] | None, *, encoding: str | None, rows_at
         except ValueError:
             found[name.strip()] = value.strip()
     return {**found, **given(encoding=encoding, rows_at=rows_at)} or None
+
+
+Lifetime = option("--expires-in", "30d, 12h or seconds; never if left out.", metavar="SPAN", parser=span_s, type=int | None)
