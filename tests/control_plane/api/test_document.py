@@ -59,7 +59,7 @@ def says_something(name: str, description: str) -> bool:
 
 
 def listing(document: dict[str, Any]) -> str:
-    """The routes with their summaries, by tag."""
+    """List the routes with their summaries, by tag."""
     groups = []
     for tag in document["tags"]:
         routes = [(m, path, op["summary"]) for m, path, op in operations(document) if op["tags"] == [tag["name"]]]
