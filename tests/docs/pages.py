@@ -32,6 +32,12 @@ CANNOT_RUN = {
     "ft export ft:demo-llama-3m:acme:tickets:... --format merged --push": "pushes to the Hub with a token",
 }
 """How a command begins that the live stack of the test has no means for, and why. At most ten."""
+NOT_INSTALLED = {
+    "langchain_openai": "a library of others that docs/frameworks.md shows",
+    "pydantic_ai": "a library of others that docs/frameworks.md shows",
+    "matplotlib": "draws in notebooks",
+}
+"""Modules that programs of pages import and the lock does not have, and why. Such a program is compiled and not run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +51,12 @@ class Block:
     @property
     def place(self) -> str:
         return f"{self.page}:{self.line}"
+
+    @property
+    def not_installed(self) -> str | None:
+        """A module that this program imports and the environment does not have."""
+        imported = re.findall(r"^(?:from|import) (\w+)", self.text, flags=re.MULTILINE) if self.language == "python" else ()
+        return next((name for name in imported if name in NOT_INSTALLED), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

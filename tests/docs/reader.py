@@ -58,7 +58,9 @@ class Reader:
         raise AssertionError(f"{beginning}... stands for something that no command has printed:\n{self.known}{self.printed}"[-6000:])
 
     def read(self, block: Block, *, leave_out: tuple[str, ...] = ()) -> None:
-        """Run a block of bash or Python; commands of `leave_out`, and those that cannot run, are passed over."""
+        """Run a block of bash or Python; commands of `leave_out`, and what cannot run, are passed over."""
+        if block.not_installed:
+            return
         if block.language == "python" and (named := FILE_NAME.match(block.text)):
             (self.directory / named[1]).write_text(self.fill(block.text))
         elif block.language == "python":

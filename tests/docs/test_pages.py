@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from core.telemetry.logs import PACKAGES
 from engine.evals.suites import task_files
 from engine.training.memory.gpus import GPUS
 from ft_client.cli.command_tree import build
-from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, ROOT, Block, Command, blocks, commands, of_language
+from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, NOT_INSTALLED, PAGES, ROOT, Block, Command, blocks, commands, of_language
 from tests.docs.reader import reader
 
 COMMANDS = [command for block in of_language("bash") for command in commands(block)]
@@ -115,6 +116,11 @@ def test_each_reason_not_to_run_a_command_belongs_to_one() -> None:
     excused = [command.cannot_run for command in COMMANDS if command.cannot_run]
     assert sorted(excused) == sorted(CANNOT_RUN), "an entry excuses one command"
     assert len(CANNOT_RUN) <= 10
+
+
+def test_each_module_that_is_not_installed_excuses_a_program() -> None:
+    assert {block.not_installed for block in of_language("python")} - {None} == set(NOT_INSTALLED)
+    assert [name for name in NOT_INSTALLED if importlib.util.find_spec(name)] == [], "what is installed is run"
 
 
 def only(page: str, language: str) -> Block:

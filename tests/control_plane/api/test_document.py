@@ -1,4 +1,4 @@
-"""The OpenAPI document and ``docs/api.md`` say what the routes are; ``FT_UPDATE_SNAPSHOTS=1`` writes the table of routes."""
+"""The OpenAPI document and ``docs/api.md`` say what the routes are; ``FT_UPDATE_SNAPSHOTS=1`` writes the list of routes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tools import error_codes
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-TABLE = re.compile(r"(?<=\n## Routes\n\n).*", re.DOTALL)
+ROUTES = re.compile(r"(?<=\n## Routes\n\n).*", re.DOTALL)
 WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
 FILLERS = {"a", "an", "the", "of", "its", "this", "for", "is"}
 JOBS, OTHERS = "/v1/fine_tuning/jobs", ("/v1/fine-tuning/jobs", "/v1/jobs")
@@ -58,22 +58,24 @@ def says_something(name: str, description: str) -> bool:
     return len(words) >= 3 and not set(words) <= {part.lower() for part in WORD.findall(name)} | FILLERS
 
 
-def table(document: dict[str, Any]) -> str:
-    rows = []
-    for method, path, operation in operations(document):
-        said = operation["description"].split("\n")[0].replace("``", "`").replace("|", "\\|")
-        rows.append(f"| `{method} {path}` | {said} |\n")
-    return "| request | what it does |\n|---|---|\n" + "".join(rows)
+def listing(document: dict[str, Any]) -> str:
+    """List the routes with their summaries, by tag."""
+    groups = []
+    for tag in document["tags"]:
+        routes = [(m, path, op["summary"]) for m, path, op in operations(document) if op["tags"] == [tag["name"]]]
+        lines = "".join(f"- `{method} {path}`: {summary}\n" for method, path, summary in routes)
+        groups.append(f"### {tag['name'].replace('_', ' ').capitalize()}\n\n{lines}")
+    return "\n".join(groups)
 
 
 def test_the_documentation_lists_the_routes_that_there_are(document: dict[str, Any]) -> None:
     page = DOCS / "api.md"
     if os.environ.get("FT_UPDATE_SNAPSHOTS"):
-        page.write_text(TABLE.sub(lambda _: table(document), page.read_text()))
-    listed = TABLE.search(page.read_text())
+        page.write_text(ROUTES.sub(lambda _: listing(document), page.read_text()))
+    listed = ROUTES.search(page.read_text())
     assert listed is not None
-    assert listed[0] == table(document), (
-        "routes changed: FT_UPDATE_SNAPSHOTS=1 pytest tests/control_plane/api/test_document.py writes the table"
+    assert listed[0] == listing(document), (
+        "routes changed: FT_UPDATE_SNAPSHOTS=1 pytest tests/control_plane/api/test_document.py writes the list"
     )
 
 
