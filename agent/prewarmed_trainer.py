@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from core.forked_process import IGNORABLE, Forked, Order
-from core.parent_death import die_with
+from core.processes.forked_process import IGNORABLE, Forked, Order
+from core.processes.parent_death import die_with
 
 VARIABLE = "FT_PREWARMED_TRAINER"
 NAME = "ft-trainer"

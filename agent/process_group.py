@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agent.prewarmed_trainer import PrewarmedTrainer
-from core.parent_death import die_with
+from core.processes.parent_death import die_with
 
 KILL_TIMEOUT_S = 15.0
 TORCHRUN = "engine.training.runtime.parallel.torchrun"

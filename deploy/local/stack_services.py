@@ -14,7 +14,7 @@ from pathlib import Path
 
 from control_plane.platform.settings import Settings
 from core.errors import InvalidRequest
-from core.forked_process import Order
+from core.processes.forked_process import Order
 from core.telemetry import provenance
 from deploy.local.readiness import (
     code_loaded,

@@ -16,7 +16,7 @@ from dataclasses import asdict
 
 from control_plane.platform.settings import Settings
 from core.errors import Unavailable
-from core.forked_process import Forked, Order
+from core.processes.forked_process import Forked, Order
 from resources.dagster.run_records import announced_socket, check_owned
 
 MODULES = (

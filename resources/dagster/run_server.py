@@ -29,7 +29,7 @@ from typing import Any, cast
 from dagster import DagsterInstance, deserialize_value
 
 from control_plane.platform.settings import load
-from core.forked_process import Forked, Order, become
+from core.processes.forked_process import Forked, Order, become
 from resources.atomic_write import write_atomically
 from resources.dagster import forked_services
 from resources.dagster.private_api import ModuleCodePointer, ReconstructableRepository, capture_interrupts, execute_run

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 from agent import prewarmed_trainer
 from agent.prewarmed_trainer import ForkedProcess
 from control_plane.capacity import gpu_devices
-from core.forked_process import Forked, Order, become
+from core.processes.forked_process import Forked, Order, become
 from core.telemetry import spans
 from engine.training import method_named
 from resources.launcher import workload_watcher

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from core.errors import FtError, IntegrityError, Unavailable
-from core.parent_death import die_with
+from core.processes.parent_death import die_with
 from engine.data.tokens.chat_tokenizer import ChatTokenizer
 
 PARALLEL_FROM = 20_000

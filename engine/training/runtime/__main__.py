@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from core.base_models import text_config
-from core.parent_death import die_with
+from core.processes.parent_death import die_with
 from core.telemetry import logs, spans
 from engine.training.disk_space import free_bytes, is_disk_full
 from engine.training.failures import EXIT_CODES, Outcome

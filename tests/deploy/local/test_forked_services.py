@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from control_plane.platform.settings import load
-from core.forked_process import Order
+from core.processes.forked_process import Order
 from deploy.local.supervisor import child_process, stack_report
 from resources.dagster import forked_services
 from tests.support.processes.stack import free_port, pids

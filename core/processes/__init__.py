@@ -1,0 +1,1 @@
+"""Processes that are forked, and that end with their parent."""
