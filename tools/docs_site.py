@@ -20,10 +20,9 @@ LINK = re.compile(r"\[([^\]]*)\]\((?!https?://|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add decisions, alerts and files of the root to the navigation."""
+    """Add alerts and files of the root to the navigation."""
     docs = Path(config.docs_dir)
     sections = {next(iter(section)): next(iter(section.values())) for section in config.nav or ()}
-    sections["Decisions"] += [f"decisions/{path.name}" for path in sorted((docs / "decisions").glob("*.md"))]
     (alerts,) = (entry["Alerts"] for entry in sections["Operators"] if isinstance(entry, dict))
     alerts += [f"operations/runbook/{path.name}" for path in sorted((docs / "operations" / "runbook").glob("*.md"))]
     sections["Project"] += list(OF_ROOT.values())

@@ -76,6 +76,14 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_every_decision_is_listed_with_its_title() -> None:
+    folder = ROOT / "docs/decisions"
+    titles = {path.name: path.read_text().partition("\n")[0] for path in folder.glob("0*.md")}
+    listed = re.findall(r"^- \[(\d{4})\]\((.+?)\): (.+)$", (folder / "README.md").read_text(), flags=re.MULTILINE)
+    assert {name: title for _, name, title in listed} == {name: re.sub(r"^# \d{4}:? ", "", title) for name, title in titles.items()}
+    assert [name for number, name, _ in listed if name[:4] != number] == []
+
+
 def test_a_command_or_an_option_that_does_not_exist_is_found() -> None:
     for words in (["jobs", "--no-such-option"], ["admin", "no-such-command"], ["no-such-command"]):
         assert RUNNER.invoke(APP, [*words, "--help"]).exit_code == 2, words
