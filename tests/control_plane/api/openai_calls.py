@@ -13,7 +13,7 @@ import openai
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/api.md"
 RESOURCES = ("files", "uploads", "fine_tuning", "models", "webhooks", "chat", "completions", "responses")
 ROW = re.compile(r"^\| `(?P<call>[a-z_.]+)` \| (?:`(?P<method>[A-Z]+) (?P<path>/v1/\S+)`|none) \|", re.MULTILINE)
-NOT_OFFERED = re.compile(r"are not offered: (?P<calls>[^|]+?)\.\n\n")
+NOT_OFFERED = re.compile(r"are not offered:\s+(?P<calls>[^|]+?)\.\n\n")
 
 
 def of_client(client: openai.OpenAI | openai.AsyncOpenAI) -> set[str]:
