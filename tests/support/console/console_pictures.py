@@ -236,9 +236,9 @@ def main(wanted: list[str]) -> None:
 
 
 def gallery() -> str:
-    """Return the table of pictures for the document."""
+    """Return the table of pictures for the document; the caption beside a picture says what it shows, so the picture has no other text."""
     taken = [shot for shot in shots() if (FOLDER / f"{shot.name}.webp").exists()]
-    cells = [f"![{shot.caption}](pictures/{shot.name}.webp) {shot.caption}" for shot in taken]
+    cells = [f"![](pictures/{shot.name}.webp) {shot.caption}" for shot in taken]
     rows = [cells[at : at + ROW] for at in range(0, len(cells), ROW)]
     lines = [f"| {' | '.join([*row, ''][:ROW])} |" for row in rows]
     return "\n".join(["`make pictures` takes them again with the installed Chromium.", "", "| | |", "|---|---|", *lines]) + "\n"
