@@ -1,4 +1,4 @@
-"""``ft admin queue``, ``nodes``, ``maintenance``, ``kueue`` and ``pool-manifest``: what runs where, and what the cluster is told."""
+"""``ft admin queue``, ``nodes``, ``maintenance``, ``kueue`` and ``pool-manifest``: the queue, the nodes, and the manifests of a cluster."""
 
 from __future__ import annotations
 

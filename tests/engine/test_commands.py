@@ -47,7 +47,7 @@ def test_jobs_run_through_a_virtual_cluster(tmp_path: Path, capsys: pytest.Captu
     assert "16 GPUs never fit on 8" in capsys.readouterr().err
 
 
-def test_a_job_is_planned_or_refused_with_what_would_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_fits_no_gpu_names_a_smaller_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert training(["plan", "llama-3.1-8b"]) == 0
     assert "1 x h100-80gb" in capsys.readouterr().out
     assert training(["plan", "llama-3.1-70b", "--adapter", "full", "--max-gpus", "4"]) == 1

@@ -185,7 +185,7 @@ def test_a_dataset_is_previewed_by_its_id(ft: Ft, write_chat_rows: Callable[...,
     assert "What is 0 plus 0?" in done.out
 
 
-def test_capability_suites_are_listed_with_what_keeps_some_from_being_asked(ft: Callable[..., Any]) -> None:
+def test_capability_suites_are_listed_with_the_reason_why_some_cannot_be_used(ft: Callable[..., Any]) -> None:
     listed = ft("suites", "capability")
     assert listed.code == 0
     lines = {line.split()[0]: " ".join(line.split()) for line in listed.out.splitlines() if line.strip()}
