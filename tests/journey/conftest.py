@@ -36,11 +36,13 @@ class Stack:
     home: Path
     env: dict[str, str]
     endpoints: dict[str, str]
+    command: tuple[str, ...] = (str(FT),)
+    """What stands for ``ft``; a release before this one has its own."""
     clients: dict[str, openai.OpenAI] = field(default_factory=dict)
 
     def ft(self, *args: str, key: str = "", ok: bool = True) -> subprocess.CompletedProcess[str]:
         env = {**self.env, **({"FT_API_KEY": key} if key else {})}
-        done = subprocess.run([str(FT), *args], env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        done = subprocess.run([*self.command, *args], env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0 or not ok, done.stdout + done.stderr
         return done
 
@@ -65,18 +67,18 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def started(home: Path, env: dict[str, str], *, seconds: float = 170) -> Iterator[Stack]:
+def started(home: Path, env: dict[str, str], *, seconds: float = 170, command: tuple[str, ...] = (str(FT),)) -> Iterator[Stack]:
     """Everything that ``ft up --detach`` starts, healthy within `seconds`; ended by ``ft down``."""
-    up = subprocess.run([str(FT), "up", "--detach"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    up = subprocess.run([*command, "up", "--detach"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     logs = "".join(f"\n== {p.name}\n{p.read_text()[-3000:]}" for p in sorted((home / "logs").glob("*.log"))) if up.returncode else ""
     try:
         assert up.returncode == 0, up.stdout + up.stderr + logs
-        running = Stack(home=home, env=env, endpoints=json.loads((home / "endpoints.json").read_text()))
+        running = Stack(home=home, env=env, endpoints=json.loads((home / "endpoints.json").read_text()), command=command)
         yield running
         for client in running.clients.values():
             client.close()
     finally:
-        down = subprocess.run([str(FT), "down"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=170)
+        down = subprocess.run([*command, "down"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert down.returncode == 0, down.stdout + down.stderr
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 RELEASE = "ae5cf393ad56c66747708a8a8148f8baa367888a"
 """Commit of release 0.1.0."""
+ITS_FT = (sys.executable, "-P", "-m", "control_plane.cli")
+"""Its ``ft``, found by PYTHONPATH; the installed script is this version's."""
 
 
 def git(*args: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +50,7 @@ def schema(stack: Stack) -> str:
 def test_a_home_of_the_previous_release_goes_on_with_this_version(folder: Path, tickets: Path) -> None:
     home = folder / "home"
     env = environment(home) | PATIENT
-    with started(home, env | {"PYTHONPATH": str(folder / "released")}, seconds=UP_S) as stack:
+    with started(home, env | {"PYTHONPATH": str(folder / "released")}, seconds=UP_S, command=ITS_FT) as stack:
         key = json.loads(stack.ft("admin", "tenants", "create", "drill", "--tier", "standard", "--json").stdout)["api_key"]
         client = stack.client(key)
         file = client.files.create(file=tickets, purpose="fine-tune")
